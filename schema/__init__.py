@@ -1,0 +1,1 @@
+"""What controller and workers agree on: states, messages, files, tables. Imports no other package of ours."""

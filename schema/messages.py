@@ -1,0 +1,318 @@
+"""Every message on SQS: a CloudEvents 1.0 structured-mode JSON body around one of the payloads below.
+
+Upstream sends `request.submit`, `request.cancel`, `request.amend`; the controller answers with the `status.*`
+events and puts what it cannot take on the reject queue; workers send `worker.*` reports. Consumers ignore unknown
+fields (a newer producer may add some) and producers add only optional ones; a breaking change gets new types.
+Source of the envelope: CloudEvents 1.0.2, JSON event format.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
+
+from schema.exit_codes import ExitCode
+from schema.plan import Figures
+
+MAX_INLINE_KEYS = 1000
+MAX_BODY_BYTES = 256 * 1024
+
+Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
+Bucket = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$")]
+S3Uri = Annotated[str, Field(pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]/", max_length=1100)]
+
+
+class Payload(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+# --- upstream → controller -------------------------------------------------------------------------------------
+
+
+class PrefixSource(Payload):
+    """Every object below `prefix`."""
+
+    kind: Literal["prefix"]
+    bucket: Bucket
+    prefix: str = Field(default="", max_length=1024)
+
+
+class ManifestSource(Payload):
+    """A Parquet or CSV file of keys (column `key`, optional `size`, `etag`), all in `bucket`."""
+
+    kind: Literal["manifest"]
+    bucket: Bucket
+    uri: S3Uri
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+
+
+class InlineSource(Payload):
+    """Up to 1,000 keys in the message itself."""
+
+    kind: Literal["keys"]
+    bucket: Bucket
+    keys: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=1024)]],
+        Field(min_length=1, max_length=MAX_INLINE_KEYS),
+    ]
+
+
+Source = Annotated[PrefixSource | ManifestSource | InlineSource, Field(discriminator="kind")]
+
+
+class Output(Payload):
+    """Where the Parquet goes. The controller adds a digest, so unlike requests never share a prefix."""
+
+    uri: S3Uri
+    dtype: Literal["float16", "float32"] = "float16"
+
+
+class Mode(StrEnum):
+    """`array`: arrays of single-node jobs; `multi_node`: one multi-node job a group of shards, on-demand only."""
+
+    ARRAY = "array"
+    MULTI_NODE = "multi_node"
+
+
+class RequestSubmit(Payload):
+    """Re-embed a source with a model. (tenant, idempotency_key) names the request for ever."""
+
+    idempotency_key: str = Field(min_length=1, max_length=128, pattern=r"^[\x21-\x7e]+$")
+    tenant: Name
+    source: Source
+    model: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}@[A-Za-z0-9][A-Za-z0-9._-]{0,30}$")]
+    output: Output
+    index: Name | None = Field(default=None, description="search alias to switch when done; none: Parquet only")
+    priority: int = Field(default=0, ge=-100, le=100)
+    deadline: AwareDatetime | None = None
+    max_cost_usd: float | None = Field(default=None, gt=0)
+    tolerance: float = Field(default=0.05, ge=0, le=1, description="share of bad assets a shard may have")
+    queues: list[Name] | None = Field(default=None, min_length=1, max_length=16)
+    mode: Mode = Mode.ARRAY
+    since_request: str | None = Field(
+        default=None, max_length=64, description="only what was added or changed since that request's plan"
+    )
+    labels: dict[Name, Annotated[str, Field(max_length=128)]] = Field(default={}, max_length=16)
+
+
+class RequestCancel(Payload):
+    """Stop a request; running work is stopped too."""
+
+    tenant: Name
+    idempotency_key: str = Field(min_length=1, max_length=128)
+    reason: str = Field(default="cancelled by upstream", max_length=500)
+
+
+class RequestAmend(Payload):
+    """Change priority, deadline or queues of a request that is not finished; a field left out stays."""
+
+    tenant: Name
+    idempotency_key: str = Field(min_length=1, max_length=128)
+    priority: int | None = Field(default=None, ge=-100, le=100)
+    deadline: AwareDatetime | None = None
+    queues: list[Name] | None = Field(default=None, min_length=1, max_length=16)
+
+    @model_validator(mode="after")
+    def _changes_something(self) -> RequestAmend:
+        if self.priority is None and self.deadline is None and self.queues is None:
+            raise ValueError("nothing to change: give priority, deadline or queues")
+        return self
+
+
+class RejectCode(StrEnum):
+    """Why a message was refused; docs/contracts.md has one paragraph and one fix for each."""
+
+    NOT_JSON = "not_json"
+    TOO_LARGE = "too_large"
+    NOT_CLOUDEVENT = "not_cloudevent"
+    UNKNOWN_TYPE = "unknown_type"
+    INVALID_FIELD = "invalid_field"
+    UNKNOWN_TENANT = "unknown_tenant"
+    FORBIDDEN_BUCKET = "forbidden_bucket"
+    FORBIDDEN_MODEL = "forbidden_model"
+    UNKNOWN_MODEL = "unknown_model"
+    UNKNOWN_QUEUE = "unknown_queue"
+    UNSUPPORTED = "unsupported"
+    DEADLINE_PASSED = "deadline_passed"
+    IDEMPOTENCY_CONFLICT = "idempotency_conflict"
+    UNKNOWN_REQUEST = "unknown_request"
+    TOO_LATE = "too_late"
+
+
+# --- controller → upstream -------------------------------------------------------------------------------------
+
+
+class Status(Payload):
+    """Fields of every status event."""
+
+    request_id: str
+    tenant: str
+    idempotency_key: str
+    labels: dict[str, str] = {}
+
+
+class Accepted(Status):
+    duplicate: bool = False
+
+
+class Rejected(Payload):
+    """Also the body on the reject queue, where `original` is the message as it came (at most 256 KiB of it)."""
+
+    code: RejectCode
+    reason: str
+    field: str | None = None
+    fix: str
+    original: str
+    tenant: str | None = None
+    idempotency_key: str | None = None
+
+
+class Planned(Status):
+    assets: int
+    bytes: int
+    shards: int
+    eta_seconds: float | None = None
+    cost_usd: float | None = None
+
+
+class Progress(Status):
+    """At most one a minute a request."""
+
+    assets: int
+    done: int
+    ok: int
+    bad: int
+    shards: int
+    shards_done: int
+    eta_seconds: float | None = None
+    eta_low_seconds: float | None = None
+    eta_high_seconds: float | None = None
+    cost_usd: float | None = None
+
+
+class Paused(Status):
+    reason: str
+
+
+class Attention(Status):
+    reason: str
+    failed_shards: int = 0
+
+
+class Finished(Status):
+    """Payload of succeeded, failed and cancelled. URIs are absent when there is no output."""
+
+    assets: int = 0
+    ok: int = 0
+    bad: int = 0
+    statuses: dict[str, int] = {}
+    shards: int = 0
+    failed_shards: int = 0
+    manifest_uri: str | None = None
+    failures_uri: str | None = None
+    index: str | None = None
+    cost_usd: float | None = None
+    reason: str | None = None
+
+
+# --- worker → controller ---------------------------------------------------------------------------------------
+
+
+class ReportKind(StrEnum):
+    STARTED = "started"
+    HEARTBEAT = "heartbeat"
+    ENDED = "ended"
+
+
+class WorkerReport(Payload):
+    """What a worker says of its attempt. Figures are cumulative, so the highest `seq` says all.
+
+    `ended` with exit_code OK means: look at the commit marker (infer), plan.json (prepare) or `loaded` (index).
+    """
+
+    attempt_id: str
+    token: str
+    kind: ReportKind
+    seq: int = Field(ge=0)
+    batch_job_id: str | None = None
+    queue: str | None = None
+    compute_environment: str | None = None
+    instance_type: str | None = None
+    request_id: str
+    shard: int | None = None
+    open_chunks: list[int] = []
+    chunks_left: int | None = None
+    figures: Figures = Figures()
+    exit_code: ExitCode | None = None
+    error: str | None = Field(default=None, max_length=4000)
+    poison: list[int] = Field(default=[], description="ordinals found by isolation")
+    retryable_rows: int = 0
+    loaded: dict[int, str] = Field(default={}, description="index: shard → marker digest in the index's ledger")
+    manifest_uri: str | None = None
+    failures_uri: str | None = None
+
+
+# --- envelope --------------------------------------------------------------------------------------------------
+
+
+class MessageType(StrEnum):
+    """`type` of the CloudEvent."""
+
+    REQUEST_SUBMIT = "request.submit"
+    REQUEST_CANCEL = "request.cancel"
+    REQUEST_AMEND = "request.amend"
+    STATUS_ACCEPTED = "status.accepted"
+    STATUS_REJECTED = "status.rejected"
+    STATUS_PLANNED = "status.planned"
+    STATUS_PROGRESS = "status.progress"
+    STATUS_PAUSED = "status.paused"
+    STATUS_ATTENTION = "status.attention"
+    STATUS_SUCCEEDED = "status.succeeded"
+    STATUS_FAILED = "status.failed"
+    STATUS_CANCELLED = "status.cancelled"
+    WORKER_REPORT = "worker.report"
+
+
+PAYLOADS: dict[MessageType, type[Payload]] = {
+    MessageType.REQUEST_SUBMIT: RequestSubmit,
+    MessageType.REQUEST_CANCEL: RequestCancel,
+    MessageType.REQUEST_AMEND: RequestAmend,
+    MessageType.STATUS_ACCEPTED: Accepted,
+    MessageType.STATUS_REJECTED: Rejected,
+    MessageType.STATUS_PLANNED: Planned,
+    MessageType.STATUS_PROGRESS: Progress,
+    MessageType.STATUS_PAUSED: Paused,
+    MessageType.STATUS_ATTENTION: Attention,
+    MessageType.STATUS_SUCCEEDED: Finished,
+    MessageType.STATUS_FAILED: Finished,
+    MessageType.STATUS_CANCELLED: Finished,
+    MessageType.WORKER_REPORT: WorkerReport,
+}
+
+
+class Envelope(BaseModel):
+    """CloudEvents 1.0 structured mode. `data` is validated by `PAYLOADS[type]` in a second step."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    specversion: Literal["1.0"] = "1.0"
+    id: str = Field(min_length=1, max_length=256)
+    source: str = Field(min_length=1, max_length=1024)
+    type: str = Field(min_length=1, max_length=128)
+    subject: str | None = None
+    time: datetime | None = None
+    datacontenttype: str | None = "application/json"
+    dataschema: str | None = None
+    data: dict[str, Any]
+
+
+def encode(kind: MessageType, payload: Payload, *, event_id: str, source: str, time: datetime | None = None) -> str:
+    """The SQS body. ASCII only: S3 keys may hold characters that SQS refuses raw."""
+    envelope = Envelope(
+        id=event_id, source=source, type=kind, time=time, data=payload.model_dump(mode="json", exclude_none=True)
+    )
+    return json.dumps(envelope.model_dump(mode="json", exclude_none=True), ensure_ascii=True)
