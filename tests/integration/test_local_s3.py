@@ -14,7 +14,7 @@ import pytest
 from aiobotocore.session import get_session
 from botocore.client import BaseClient
 from botocore.config import Config
-from botocore.exceptions import ClientError, ConnectionError, ResponseStreamingError
+from botocore.exceptions import ClientError, HTTPClientError
 from obstore.store import S3Store
 
 from deploy.local.ministack import Ministack
@@ -196,9 +196,11 @@ def test_listing_starts_after_a_key_and_sorts_by_bytes(s3: BaseClient) -> None:
     assert [item["Key"] for item in rest["Contents"]] == ["a😀", "b"]
 
 
-def test_presigned_urls_keep_a_signature_that_verifies(s3: BaseClient) -> None:
+def test_presigned_urls_keep_a_signature_that_verifies(s3: BaseClient, endpoint: str) -> None:
     s3.put_object(Bucket=BUCKET, Key="signed + key.jpg", Body=b"signed")
-    url = s3.generate_presigned_url("get_object", Params={"Bucket": BUCKET, "Key": "signed + key.jpg"})
+    signer = client_for(endpoint, signature_version="s3v4")
+    url = signer.generate_presigned_url("get_object", Params={"Bucket": BUCKET, "Key": "signed + key.jpg"})
+    signer.close()
     assert httpx.get(url).content == b"signed"
     assert httpx.get(url.replace("X-Amz-Expires=3600", "X-Amz-Expires=3601")).status_code == 403
 
@@ -250,7 +252,7 @@ def test_the_connection_breaks_before_or_after_s3_acted(
     action: str, written: int, s3: BaseClient, faults: Faults, endpoint: str
 ) -> None:
     faults({"action": action, "methods": ["PUT"], "at_most": 1})
-    with pytest.raises((ConnectionError, ResponseStreamingError)):
+    with pytest.raises(HTTPClientError):
         s3.put_object(Bucket=BUCKET, Key="k", Body=b"x")
     assert s3.list_objects_v2(Bucket=BUCKET)["KeyCount"] == written
     assert counts(endpoint)[action] == 1
