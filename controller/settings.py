@@ -1,0 +1,180 @@
+"""Settings of the controller: frozen, grouped, one file. Every field says its meaning, unit and why its default.
+
+Read from the environment as `REEMBED_<GROUP>__<FIELD>` (for instance `REEMBED_DATABASE__URL`), from the JSON
+or TOML file named by `REEMBED_CONFIG`, or given in code. Lists and tables are JSON.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic_settings import (
+    BaseSettings,
+    JsonConfigSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+
+class Group(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Database(Group):
+    url: SecretStr = Field(description="postgresql+asyncpg://user:password@host/database of the control database")
+    pool_size: int = Field(default=10, ge=1, description="connections a replica; nine loops and the API share them")
+    migrate_on_start: bool = Field(default=False, description="run migrations before the loops; deploys do it apart")
+
+
+class MessageQueues(Group):
+    """SQS queue URLs. All standard queues."""
+
+    requests: str = Field(description="upstream sends request.submit, request.cancel and request.amend here")
+    reports: str = Field(description="workers report here")
+    batch_events: str = Field(description="EventBridge target of aws.batch events")
+    rejects: str = Field(description="messages that cannot be taken, with the reason and the fix")
+    status: str = Field(description="status events for upstream")
+
+
+class Storage(Group):
+    control_bucket: str = Field(description="plans, shard files and assignments; not the output")
+
+
+class GpuQueue(Group):
+    """One Batch job queue that runs inference. The order of the list is the order of preference."""
+
+    name: str = Field(description="Batch job queue name")
+    job_definition: str = Field(description="name:revision; pinned, since a bare name changes under our feet")
+    multi_node_job_definition: str | None = Field(default=None, description="node range `0:`; on-demand queues only")
+    on_demand: bool = Field(default=False, description="no spot; needed for multi-node jobs")
+    max_live: int = Field(default=2000, ge=1, description="attempts submitted and not ended; the cap of this queue")
+    backlog: int = Field(
+        default=200, ge=1, description="attempts waiting to start; shallow, so that a dry queue strands little"
+    )
+    memory_mib: int | None = Field(default=None, description="memory of the smallest host, less what ECS keeps")
+    price_usd_per_hour: float = Field(default=1.0, gt=0, description="per attempt-hour, for forecasts")
+
+
+class Placement(Group):
+    array_max: int = Field(default=1000, ge=2, le=10_000, description="children an array; 500–2,000 keeps it agile")
+    start_seconds: float = Field(
+        default=900.0,
+        description="a queue that has waiting attempts and starts none for so long is dry (scale-from-zero takes minutes)",
+    )
+    reason_dwell_seconds: float = Field(
+        default=300.0, description="a CAPACITY reason must stand so long; they appear while an environment scales up"
+    )
+    cooldown_seconds: float = Field(default=600.0, description="first wait before a dry queue is probed; doubles")
+    cooldown_max_seconds: float = Field(default=7200.0, description="cap of the doubling")
+    probe_size: int = Field(default=2, ge=1, description="attempts of the canary that probes a dry queue")
+
+
+class Retries(Group):
+    failures: int = Field(default=4, ge=1, description="attempts that may fail by the shard's own fault; then it fails")
+    backoff_seconds: float = Field(default=30.0, description="first wait after a failure; doubles, with jitter")
+    backoff_max_seconds: float = Field(default=900.0, description="cap of the doubling")
+    isolate_after: int = Field(default=2, description="deaths on the same open chunk before it runs asset by asset")
+
+
+class Reconcile(Group):
+    check_seconds: float = Field(default=60.0, description="I7: every live attempt is looked at at least so often")
+    report_grace_seconds: float = Field(default=20.0, description="Batch says it ended: wait so long for the report")
+    lost_seconds: float = Field(default=900.0, description="without any contact, and `lost_misses` misses: lost")
+    lost_misses: int = Field(default=3, description="DescribeJobs answers without the job before it is lost")
+    call_timeout_seconds: float = Field(default=20.0, description="SubmitJob time-out, the base of the look-up grace")
+    lookup_grace_seconds: float = Field(
+        default=120.0, description="absent from ListJobs for so long after the call: submit anew under a new name"
+    )
+    watch_seconds: float = Field(default=3600.0, description="how long a superseded name is watched for a late job")
+    orphan_seconds: float = Field(default=300.0, description="between scans for jobs with our prefix and no row")
+
+
+class Work(Group):
+    """Sizes frozen in a plan."""
+
+    shard_assets: int = Field(default=20_000, ge=1, description="15–30 minutes on the slowest queue")
+    chunk_assets: int = Field(default=1024, ge=1, description="20–60 seconds of work, one Parquet object")
+    max_assets: int = Field(default=1_000_000_000, description="a request over it is refused by preparation")
+    index_shards: int = Field(default=200, ge=1, description="shards a load job of the index takes at most")
+    index_rows_per_second: int | None = Field(default=None, description="limit of one load job; none: as it comes")
+    heartbeat_seconds: float = Field(default=15.0, description="between heartbeats of a worker")
+    attempt_timeout_seconds: int = Field(default=7200, ge=60, description="Batch kills an attempt after so long")
+    fetch_concurrency: int = Field(default=64, ge=1, description="GETs in flight a worker, the start of AIMD")
+
+
+class CpuJobs(Group):
+    queue: str = Field(description="Batch job queue of prepare and index jobs")
+    prepare_definition: str = Field(description="name:revision")
+    index_definition: str = Field(description="name:revision; carries the index database's secret")
+
+
+class Tenant(Group):
+    """Allow-lists. An input or output entry is an S3 URI that ends in `/` (everything below) or names a bucket."""
+
+    inputs: list[str]
+    outputs: list[str]
+    models: list[str] = Field(default=["*"], description="model names, `*` for every registered one")
+
+
+class Api(Group):
+    host: str = Field(default="127.0.0.1", description="a non-loopback address needs `token`")
+    port: int = Field(default=8080)
+    token: SecretStr | None = Field(default=None, description="bearer token of every call but the health checks")
+
+
+class Loops(Group):
+    lease_seconds: float = Field(default=15.0, description="leadership; a dead leader is replaced within so long")
+    claim_seconds: float = Field(default=60.0, description="row claims; a dead replica's rows are free after so long")
+    idle_seconds: float = Field(default=1.0, description="pause of a loop that had nothing to do")
+    heartbeat_limit_seconds: float = Field(default=120.0, description="/livez fails when a loop is silent for so long")
+    progress_seconds: float = Field(default=60.0, description="between progress events of a request")
+    page: int = Field(default=500, ge=1, description="rows a loop takes in one step")
+
+
+class FileFirst(BaseSettings):
+    """A settings source chain: arguments, environment, then the file of REEMBED_CONFIG."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        sources: list[Any] = [init_settings, env_settings]
+        path = os.environ.get("REEMBED_CONFIG")
+        if path:
+            if not Path(path).is_file():
+                raise FileNotFoundError(f"REEMBED_CONFIG names {path!r}, which is not a file")
+            source = TomlConfigSettingsSource if path.endswith(".toml") else JsonConfigSettingsSource
+            sources.append(source(settings_cls, path))
+        return tuple(sources)
+
+
+class Settings(FileFirst):
+    """All of it. `Settings()` reads the environment; a missing or wrong field names itself in the error."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="REEMBED_", env_nested_delimiter="__", frozen=True, extra="ignore"
+    )
+
+    database: Database
+    sqs: MessageQueues
+    storage: Storage
+    cpu: CpuJobs
+    gpu_queues: list[GpuQueue] = Field(min_length=1)
+    models: list[str] = Field(min_length=1, description="registered models, name@version")
+    tenants: dict[str, Tenant]
+    placement: Placement = Placement()
+    retries: Retries = Retries()
+    reconcile: Reconcile = Reconcile()
+    work: Work = Work()
+    api: Api = Api()
+    loops: Loops = Loops()
+    replica: str | None = Field(default=None, description="name of this replica; default host-pid")
