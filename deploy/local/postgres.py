@@ -26,6 +26,7 @@ from contextlib import contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
 from pwd import getpwnam
+from typing import LiteralString
 
 import psutil
 import psycopg
@@ -48,6 +49,7 @@ with warnings.catch_warnings():
 SUPERUSER = "postgres"
 SYSTEM_USER_FOR_ROOT = "pgserver"
 BINARIES: Path = POSTGRES_VERSIONS[TARGET_POSTGRES_VERSION]
+LEFTOVER_GRACE_SECONDS = 3
 GROUP_AND_OTHERS_READ, GROUP_AND_OTHERS_READ_EXECUTE = 0o044, 0o055
 
 
@@ -87,8 +89,8 @@ class PostgresCluster:
         """Connection URL of a database, as its owner."""
         return self._url(driver, database, database)
 
-    def start(self) -> None:
-        """Create the cluster if need be, start it and make sure the databases exist."""
+    def start(self, *, empty: bool = False) -> None:
+        """Create the cluster if need be, start it and make sure the databases exist (`empty`: anew)."""
         self._create()
         self._stop_leftover()
         if self._port:  # a restart keeps the port: clients hold URLs
@@ -97,7 +99,7 @@ class PostgresCluster:
             wait_until(lambda: self._answers(self._port), self._process, timeout_seconds=60)
         else:
             self._process, self._port = start_on_free_port(self._postmaster, self._answers)
-        self._ensure_databases()
+        self._ensure_databases(empty=empty)
 
     def stop(self, *, immediate: bool = False) -> None:
         """Fast shutdown; `immediate` drops everything as a crash would, to be recovered at the next start."""
@@ -159,10 +161,10 @@ class PostgresCluster:
                 return
             leftover.send_signal(signal.SIGQUIT)
             with suppress(psutil.TimeoutExpired):
-                leftover.wait(10)
+                leftover.wait(LEFTOVER_GRACE_SECONDS)
                 return
             leftover.kill()
-            leftover.wait(10)
+            leftover.wait(LEFTOVER_GRACE_SECONDS)
 
     def _postmaster(self, port: int) -> Process:
         options = {
@@ -170,8 +172,9 @@ class PostgresCluster:
             "port": str(port),
             "unix_socket_directories": "",  # temporary directories outgrow the 107 bytes of a socket path
             "max_connections": "200",  # two controllers' pools, index jobs, and tests that look in
+            # Without fsync a commit survives a crash of Postgres but not of the machine. Asynchronous commit
+            # would lose it in both, and with it what tests of crashes look for.
             "fsync": "on" if self._durable else "off",
-            "synchronous_commit": "on" if self._durable else "off",
             "full_page_writes": "on" if self._durable else "off",
             "log_min_messages": "warning",
         }
@@ -209,17 +212,20 @@ class PostgresCluster:
     def _superuser(self, database: str) -> psycopg.Connection:
         return psycopg.connect(self._url(Driver.PSYCOPG, SUPERUSER, database), autocommit=True, connect_timeout=5)
 
-    def _ensure_databases(self) -> None:
-        for database in Database:
-            with self._superuser(SUPERUSER) as connection:
-                name = sql.Identifier(database)
-                found = connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", [database])
-                if found.fetchone():
-                    continue
-                password = sql.Literal(self._password(database))
-                connection.execute(sql.SQL("DROP ROLE IF EXISTS {}").format(name))
-                connection.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}").format(name, password))
-                connection.execute(sql.SQL("CREATE DATABASE {} OWNER {}").format(name, name))
+    def _ensure_databases(self, *, empty: bool) -> None:
+        with self._superuser(SUPERUSER) as connection:
+            for database in Database:
+                name, password = sql.Identifier(database), sql.Literal(self._password(database))
+                if empty:
+                    connection.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(name))
+                if not _exists(connection, "SELECT 1 FROM pg_roles WHERE rolname = %s", database):
+                    connection.execute(sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}").format(name, password))
+                if not _exists(connection, "SELECT 1 FROM pg_database WHERE datname = %s", database):
+                    connection.execute(sql.SQL("CREATE DATABASE {} OWNER {}").format(name, name))
                 connection.execute(sql.SQL("REVOKE CONNECT ON DATABASE {} FROM PUBLIC").format(name))
         with self._superuser(Database.INDEX) as connection:
             connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
+
+
+def _exists(connection: psycopg.Connection, query: LiteralString, name: str) -> bool:
+    return connection.execute(query, [name]).fetchone() is not None

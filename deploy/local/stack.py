@@ -1,0 +1,266 @@
+"""The whole system on one machine: Postgres, SQS and S3, the Batch stand-in, and controllers, on loopback.
+
+Owns the order of starting and stopping, the environment that everything else reads (`Stack.environment`, the one
+place where the names of settings are), and one state directory. It holds no policy and is never imported by
+product code, which sees only endpoint URLs.
+
+    with Stack(Path(".reembed")) as stack:
+        stack.start_controller("one")
+        run(..., env=os.environ | stack.environment())
+
+Each `up` begins empty: SQS and S3 live in memory, and databases that outlived them would speak of objects
+that are gone. Two stacks cannot share a state directory: the second `up` fails with `AlreadyUpError`. A supervisor
+that was killed leaves no process (see `processes`), and the next `up` recovers its Postgres.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import sys
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+import httpx
+
+from deploy.local.batch_site import BatchTuning, Definition, Queue, stand_in_config
+from deploy.local.ministack import Ministack, credentials
+from deploy.local.postgres import Database, Driver, PostgresCluster
+from deploy.local.processes import Process, free_port, start_on_free_port, wait_until
+from deploy.local.resources import BucketName, QueueName, create_buckets, create_queues
+
+DEFAULT_STATE_DIRECTORY = Path(".reembed")
+CONTROLLER_GRACE_SECONDS = 15
+BATCH_GRACE_SECONDS = 15
+FALLBACK_ORDER = (Queue.G6E, Queue.G6, Queue.G5)
+
+
+class AlreadyUpError(RuntimeError):
+    """Another supervisor holds the state directory."""
+
+
+class Stack:
+    """The embedded stack; a context manager that is up inside its block and leaves no process after it."""
+
+    def __init__(
+        self,
+        state_directory: Path = DEFAULT_STATE_DIRECTORY,
+        *,
+        tuning: BatchTuning | None = None,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        """`settings` are further environment variables for controllers and workers, and win over ours."""
+        self.directory = state_directory.resolve()
+        self.logs = self.directory / "logs"
+        self.tuning = tuning or BatchTuning()
+        self.postgres = PostgresCluster(self.directory / "postgres", log_path=self.logs / "postgres.log")
+        self.ministack = Ministack(self.directory / "ministack", log_path=self.logs / "ministack.log")
+        self.controllers: dict[str, Process] = {}
+        self._settings = dict(settings or {})
+        self._queue_urls: dict[QueueName, str] = {}
+        self._s3_port = self._batch_port = 0
+        self._api_ports: dict[str, int] = {}
+        self._lock: IO[str] | None = None
+        self._cleanup = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self.up()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.down()
+
+    def up(self) -> Self:
+        """Start everything but the controllers."""
+        self.logs.mkdir(parents=True, exist_ok=True)
+        self._take_lock()
+        try:
+            self._start_services()
+            self._migrate()
+        except BaseException:
+            self.down()
+            raise
+        return self
+
+    def down(self) -> None:
+        """Stop everything, in the opposite order; harmless when nothing runs."""
+        self._cleanup.close()
+        self.controllers.clear()
+
+    # -- addresses -----------------------------------------------------------------------------------
+
+    @property
+    def s3_endpoint(self) -> str:
+        """S3 behind the fault-injecting proxy; its control is at `/_faults`."""
+        return f"http://127.0.0.1:{self._s3_port}"
+
+    @property
+    def sqs_endpoint(self) -> str:
+        """SQS."""
+        return self.ministack.endpoint
+
+    @property
+    def batch_endpoint(self) -> str:
+        """The Batch stand-in."""
+        return f"http://127.0.0.1:{self._batch_port}"
+
+    def queue_url(self, queue: QueueName) -> str:
+        """URL of one SQS queue."""
+        return self._queue_urls[queue]
+
+    def api_url(self, controller: str) -> str:
+        """Base URL of a controller that was started: REST, console, health and metrics."""
+        return f"http://127.0.0.1:{self._api_ports[controller]}"
+
+    def environment(self) -> dict[str, str]:
+        """What controllers, the CLI and upstream clients read. Secrets of this machine only."""
+        return {
+            **self._aws_environment(),
+            "REEMBED_DATABASE_URL": self.postgres.url(Database.CONTROL, Driver.ASYNCPG),
+            "REEMBED_INDEX_DATABASE_URL": self.postgres.url(Database.INDEX, Driver.PSYCOPG),
+            "REEMBED_CONTROL_BUCKET": BucketName.CONTROL,
+            "REEMBED_REQUEST_QUEUE_URL": self.queue_url(QueueName.REQUESTS),
+            "REEMBED_REPORT_QUEUE_URL": self.queue_url(QueueName.REPORTS),
+            "REEMBED_BATCH_EVENT_QUEUE_URL": self.queue_url(QueueName.BATCH_EVENTS),
+            "REEMBED_REJECT_QUEUE_URL": self.queue_url(QueueName.REJECTS),
+            "REEMBED_STATUS_QUEUE_URL": self.queue_url(QueueName.STATUS),
+            "REEMBED_QUEUES": json.dumps(FALLBACK_ORDER),
+            "REEMBED_MULTI_NODE_QUEUES": json.dumps([Queue.ONDEMAND]),
+            "REEMBED_CPU_QUEUE": Queue.CPU,
+            "REEMBED_PREPARE_DEFINITION": Definition.PREPARE,
+            "REEMBED_INFER_DEFINITION": Definition.INFER,
+            "REEMBED_INFER_NODES_DEFINITION": Definition.INFER_NODES,
+            "REEMBED_INDEX_DEFINITION": Definition.INDEX,
+            **self._settings,
+        }
+
+    def _aws_environment(self) -> dict[str, str]:
+        return {
+            **credentials(),
+            "AWS_ENDPOINT_URL_S3": self.s3_endpoint,
+            "AWS_ENDPOINT_URL_SQS": self.sqs_endpoint,
+            "AWS_ENDPOINT_URL_EVENTS": self.sqs_endpoint,
+            "AWS_ENDPOINT_URL_BATCH": self.batch_endpoint,
+        }
+
+    def _worker_environment(self) -> dict[str, str]:
+        """What a container gets whatever its role; no Batch, no database."""
+        aws = {name: value for name, value in self._aws_environment().items() if not name.endswith("_BATCH")}
+        one_thread = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        return aws | one_thread | self._settings
+
+    # -- controllers ---------------------------------------------------------------------------------
+
+    def start_controller(self, name: str = "one", **settings: str) -> str:
+        """Start, or start again at the same address, the controller of this name; its base URL when ready."""
+        port = self._api_ports.setdefault(name, free_port())
+        own = {"REEMBED_CONTROLLER_NAME": name, "REEMBED_API_HOST": "127.0.0.1", "REEMBED_API_PORT": str(port)}
+        process = Process(
+            f"controller-{name}",
+            [sys.executable, "-m", "controller.main"],
+            log_path=self.logs / f"controller-{name}.log",
+            env={**_inherited(), **self.environment(), **own, **settings},
+        )
+        if name not in self.controllers:
+            self._cleanup.callback(self.stop_controller, name)
+        elif self.controllers[name].running:
+            raise RuntimeError(f"controller {name} already runs")
+        self.controllers[name] = process
+        process.start()
+        wait_until(lambda: _answers(f"{self.api_url(name)}/readyz"), process, timeout_seconds=60)
+        return self.api_url(name)
+
+    def stop_controller(self, name: str = "one") -> int | None:
+        """SIGTERM, as a deployment would; its exit code."""
+        return self.controllers[name].stop(CONTROLLER_GRACE_SECONDS)
+
+    def kill_controller(self, name: str = "one") -> None:
+        """SIGKILL, as a lost host would."""
+        self.controllers[name].kill()
+
+    # -- starting ------------------------------------------------------------------------------------
+
+    def _take_lock(self) -> None:
+        """Hold the state directory until we end, however we end; its text is the holder's process id."""
+        lock = (self.directory / "lock").open("a+")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            holder = lock.read().strip()
+            lock.close()
+            raise AlreadyUpError(f"{self.directory} is in use by process {holder}") from None
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        self._cleanup.callback(lock.close)
+
+    def _start_services(self) -> None:
+        """Postgres and ministack at once: each takes about a second."""
+        self._cleanup.callback(self.postgres.stop)
+        self._cleanup.callback(self.ministack.stop)
+        with ThreadPoolExecutor() as pool:
+            database = pool.submit(self.postgres.start, empty=True)
+            self.ministack.start()
+            self._start_s3_proxy()
+            create_buckets(self.s3_endpoint)
+            self._queue_urls = create_queues(self.sqs_endpoint)
+            database.result()
+        self._start_batch()
+
+    def _start_s3_proxy(self) -> None:
+        def proxy(port: int) -> Process:
+            arguments = ["--port", str(port), "--target", self.ministack.endpoint]
+            argv = [sys.executable, "-m", "deploy.local.s3proxy", *arguments]
+            return Process("s3proxy", argv, log_path=self.logs / "s3proxy.log", env=_inherited())
+
+        process, self._s3_port = start_on_free_port(proxy)
+        self._cleanup.callback(process.stop, grace_seconds=2)
+
+    def _start_batch(self) -> None:
+        workplace = self.directory / "batch"
+        workplace.mkdir(exist_ok=True)
+        config = stand_in_config(
+            self.tuning,
+            events_queue_url=self.queue_url(QueueName.BATCH_EVENTS),
+            sqs_endpoint=self.sqs_endpoint,
+            worker_environment=self._worker_environment(),
+            index_database_url=self.postgres.url(Database.INDEX, Driver.PSYCOPG),
+            working_directory=workplace,
+        )
+        config_file = workplace / "config.json"
+        config_file.touch(mode=0o600)  # it holds the index database's password
+        config_file.write_text(config.model_dump_json(indent=1))
+
+        def stand_in(port: int) -> Process:
+            files = ["--config", str(config_file), "--log-dir", str(self.logs / "jobs")]
+            argv = [sys.executable, "-m", "deploy.local.batch", "--port", str(port), *files]
+            return Process("batch", argv, log_path=self.logs / "batch.log", env=_inherited())
+
+        process, self._batch_port = start_on_free_port(stand_in)
+        self._cleanup.callback(process.stop, BATCH_GRACE_SECONDS)
+
+    def _migrate(self) -> None:
+        """In a thread of its own: the caller may have an event loop, and migrations want theirs."""
+        from schema.migrations.run import upgrade
+
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            pool.submit(upgrade, self.postgres.url(Database.CONTROL, Driver.ASYNCPG)).result()
+
+
+def _inherited() -> dict[str, str]:
+    """Our environment without the user's own AWS account."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "REEMBED_"))}
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=5).is_success
+    except httpx.HTTPError:
+        return False
