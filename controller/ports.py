@@ -19,6 +19,7 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from controller.core.changes import AttemptChange, JobChange, RequestChange, ShardChange
+from controller.core.facts import JobView
 from controller.core.records import (
     Attempt,
     Job,
@@ -102,6 +103,8 @@ class Delivery:
     body: str
     receipt: str
     receive_count: int = 1
+    attributes: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """Message attributes of type String."""
 
 
 class Inbox(Protocol):
@@ -132,29 +135,6 @@ class SubmitSpec:
     timeout_seconds: int | None = None
     memory_mib: int | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobView:
-    """One job, child or node as DescribeJobs or an event shows it. `instance` and code may be missing."""
-
-    batch_job_id: str
-    name: str
-    queue: str
-    status: str
-    status_reason: str | None = None
-    container_reason: str | None = None
-    exit_code: int | None = None
-    created_at: datetime | None = None
-    started_at: datetime | None = None
-    stopped_at: datetime | None = None
-    is_cancelled: bool = False
-    array_size: int | None = None
-    status_summary: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def terminal(self) -> bool:
-        return self.status in ("SUCCEEDED", "FAILED")
 
 
 class Batch(Protocol):
