@@ -63,7 +63,7 @@ class Placement(Group):
     array_max: int = Field(default=1000, ge=2, le=10_000, description="children an array; 500–2,000 keeps it agile")
     start_seconds: float = Field(
         default=900.0,
-        description="a queue that has waiting attempts and starts none for so long is dry (scale-from-zero takes minutes)",
+        description="a queue that has waiting attempts and starts none for so long is dry (scaling takes minutes)",
     )
     reason_dwell_seconds: float = Field(
         default=300.0, description="a CAPACITY reason must stand so long; they appear while an environment scales up"
@@ -160,9 +160,7 @@ class FileFirst(BaseSettings):
 class Settings(FileFirst):
     """All of it. `Settings()` reads the environment; a missing or wrong field names itself in the error."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="REEMBED_", env_nested_delimiter="__", frozen=True, extra="ignore"
-    )
+    model_config = SettingsConfigDict(env_prefix="REEMBED_", env_nested_delimiter="__", frozen=True, extra="ignore")
 
     database: Database
     sqs: MessageQueues

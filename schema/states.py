@@ -185,7 +185,6 @@ SHARD_MOVES: Mapping[ShardState, Mapping[ShardState, str]] = {
     S.SUCCEEDED: {S.PENDING: "operator: redo, new generation"},
     S.FAILED: {
         S.PENDING: "operator: requeue, new generation",
-        S.SUCCEEDED: "valid commit found",
         S.CANCELLED: "request cancelled",
     },
     S.CANCELLED: {},
