@@ -93,6 +93,20 @@ class Entropy(Protocol):
         ...
 
 
+class Recorder(Protocol):
+    """Counters of this replica. Names and labels are those of controller.metrics; ids are never labels."""
+
+    def count(self, name: str, amount: float = 1, **labels: str) -> None: ...
+
+    def publish(self, states: Mapping[tuple[str, str], int], totals: Mapping[TotalKey, float]) -> None:
+        """The leader's snapshot for its gauges and totals."""
+        ...
+
+    def withdraw(self) -> None:
+        """No longer the leader: not measured here."""
+        ...
+
+
 # --- messages ----------------------------------------------------------------------------------------------------
 
 

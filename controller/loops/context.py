@@ -1,0 +1,93 @@
+"""What every loop is given: the ports, the settings and this replica's name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+import structlog
+
+from controller.core.admission import Policy, TenantPolicy
+from controller.core.placement import CircuitLimits, QueueSpec
+from controller.core.retry import Limits
+from controller.ports import Batch, Clock, Entropy, Inbox, ObjectStore, Outbox, Recorder, Store
+from controller.settings import GpuQueue, Settings
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger("reembed.controller")
+
+#: Every Batch job of ours starts so; anything else in the queues is not ours to touch.
+JOB_NAME_PREFIX = "reembed-"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inboxes:
+    requests: Inbox
+    reports: Inbox
+    batch_events: Inbox
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outboxes:
+    rejects: Outbox
+    status: Outbox
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    settings: Settings
+    store: Store
+    clock: Clock
+    entropy: Entropy
+    batch: Batch
+    objects: ObjectStore
+    inboxes: Inboxes
+    outboxes: Outboxes
+    recorder: Recorder
+    holder: str
+    wait_seconds: float = field(default=10.0)
+    """Long poll of an inbox."""
+
+    def claim_until(self, now: datetime) -> datetime:
+        return now + timedelta(seconds=self.settings.loops.claim_seconds)
+
+    @property
+    def retry_limits(self) -> Limits:
+        return Limits(**self.settings.retries.model_dump())
+
+    @property
+    def circuit_limits(self) -> CircuitLimits:
+        return CircuitLimits(**self.settings.placement.model_dump(exclude={"array_max"}))
+
+    @property
+    def gpu_queues(self) -> Mapping[str, GpuQueue]:
+        return {queue.name: queue for queue in self.settings.gpu_queues}
+
+    @property
+    def queue_specs(self) -> list[QueueSpec]:
+        return [
+            QueueSpec(
+                name=queue.name,
+                max_live=queue.max_live,
+                backlog=queue.backlog,
+                price_usd_per_hour=queue.price_usd_per_hour,
+                on_demand=queue.on_demand,
+                multi_node=queue.multi_node_job_definition is not None,
+            )
+            for queue in self.settings.gpu_queues
+        ]
+
+    @property
+    def policy(self) -> Policy:
+        return Policy(
+            tenants={
+                name: TenantPolicy(inputs=tuple(t.inputs), outputs=tuple(t.outputs), models=tuple(t.models))
+                for name, t in self.settings.tenants.items()
+            },
+            models=frozenset(self.settings.models),
+            queues={queue.name: queue.on_demand for queue in self.settings.gpu_queues},
+        )
+
+    @property
+    def prices_usd_per_hour(self) -> Mapping[str, float]:
+        return {queue.name: queue.price_usd_per_hour for queue in self.settings.gpu_queues}
