@@ -3,7 +3,11 @@
 Upstream sends `request.submit`, `request.cancel`, `request.amend`; the controller answers with the `status.*`
 events and puts what it cannot take on the reject queue; workers send `worker.*` reports. Consumers ignore unknown
 fields (a newer producer may add some) and producers add only optional ones; a breaking change gets new types.
+Defaults never change inside a major version: an omitted field means the same for ever.
 Source of the envelope: CloudEvents 1.0.2, JSON event format.
+
+Owns the shape of messages only. Whether a well-formed one is allowed is `controller.core.admission`'s business.
+`schema.export` turns this file into JSON Schema; the descriptions below are the ones that upstream teams read.
 """
 
 from __future__ import annotations
@@ -13,20 +17,34 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from schema.exit_codes import ExitCode
+from schema.fields import (
+    MAX_KEY_BYTES,
+    Bucket,
+    Deadline,
+    IdempotencyKey,
+    Key,
+    Model,
+    Name,
+    Priority,
+    Queues,
+    S3Uri,
+    Tenant,
+    safe_key,
+    unique,
+)
 from schema.plan import Figures
 
 MAX_INLINE_KEYS = 1000
 MAX_BODY_BYTES = 256 * 1024
 
-Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
-Bucket = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$")]
-S3Uri = Annotated[str, Field(pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]/", max_length=1100)]
-
 
 class Payload(BaseModel):
+    """Base of every `data`: immutable, and unknown fields are ignored."""
+
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
@@ -34,31 +52,37 @@ class Payload(BaseModel):
 
 
 class PrefixSource(Payload):
-    """Every object below `prefix`."""
+    """Every object whose key begins with `prefix`; end it with `/` to mean a folder."""
 
-    kind: Literal["prefix"]
-    bucket: Bucket
-    prefix: str = Field(default="", max_length=1024)
+    kind: Literal["prefix"] = Field(description="every object below a prefix")
+    bucket: Bucket = Field(description="bucket of the assets")
+    prefix: Annotated[str, AfterValidator(safe_key)] = Field(
+        default="", max_length=MAX_KEY_BYTES, description="byte prefix of the keys; empty: the whole bucket"
+    )
 
 
 class ManifestSource(Payload):
     """A Parquet or CSV file of keys (column `key`, optional `size`, `etag`), all in `bucket`."""
 
-    kind: Literal["manifest"]
-    bucket: Bucket
-    uri: S3Uri
-    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+    kind: Literal["manifest"] = Field(description="the keys stand in a file on S3")
+    bucket: Bucket = Field(description="bucket of the assets that the file lists")
+    uri: S3Uri = Field(description="the file: .parquet or .csv with column `key`, optionally `size` and `etag`")
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = Field(
+        default=None, description="of the file; the request fails when the file has another"
+    )
 
 
 class InlineSource(Payload):
     """Up to 1,000 keys in the message itself."""
 
-    kind: Literal["keys"]
-    bucket: Bucket
-    keys: Annotated[
-        list[Annotated[str, Field(min_length=1, max_length=1024)]],
-        Field(min_length=1, max_length=MAX_INLINE_KEYS),
-    ]
+    kind: Literal["keys"] = Field(description="the keys stand in the message")
+    bucket: Bucket = Field(description="bucket of the assets")
+    keys: Annotated[list[Key], AfterValidator(unique)] = Field(
+        min_length=1,
+        max_length=MAX_INLINE_KEYS,
+        description="whole keys, each once; more than 1,000 go in a manifest",
+        json_schema_extra={"uniqueItems": True},
+    )
 
 
 Source = Annotated[PrefixSource | ManifestSource | InlineSource, Field(discriminator="kind")]
@@ -67,8 +91,8 @@ Source = Annotated[PrefixSource | ManifestSource | InlineSource, Field(discrimin
 class Output(Payload):
     """Where the Parquet goes. The controller adds a digest, so unlike requests never share a prefix."""
 
-    uri: S3Uri
-    dtype: Literal["float16", "float32"] = "float16"
+    uri: S3Uri = Field(description="s3://bucket/prefix under which the output is written")
+    dtype: Literal["float16", "float32"] = Field(default="float16", description="type of the stored vectors")
 
 
 class Mode(StrEnum):
@@ -81,45 +105,54 @@ class Mode(StrEnum):
 class RequestSubmit(Payload):
     """Re-embed a source with a model. (tenant, idempotency_key) names the request for ever."""
 
-    idempotency_key: str = Field(min_length=1, max_length=128, pattern=r"^[\x21-\x7e]+$")
-    tenant: Name
-    source: Source
-    model: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}@[A-Za-z0-9][A-Za-z0-9._-]{0,30}$")]
-    output: Output
+    idempotency_key: IdempotencyKey
+    tenant: Tenant
+    source: Source = Field(description="what to embed: a prefix, a manifest file or inline keys")
+    model: Model
+    output: Output = Field(description="where the Parquet goes")
     index: Name | None = Field(default=None, description="search alias to switch when done; none: Parquet only")
-    priority: int = Field(default=0, ge=-100, le=100)
-    deadline: AwareDatetime | None = None
-    max_cost_usd: float | None = Field(default=None, gt=0)
-    tolerance: float = Field(default=0.05, ge=0, le=1, description="share of bad assets a shard may have")
-    queues: list[Name] | None = Field(default=None, min_length=1, max_length=16)
-    mode: Mode = Mode.ARRAY
-    since_request: str | None = Field(
-        default=None, max_length=64, description="only what was added or changed since that request's plan"
+    priority: Priority = 0
+    deadline: Deadline | None = None
+    max_cost_usd: float | None = Field(
+        default=None, gt=0, allow_inf_nan=False, description="the request pauses when its forecast exceeds this"
     )
-    labels: dict[Name, Annotated[str, Field(max_length=128)]] = Field(default={}, max_length=16)
+    tolerance: float = Field(
+        default=0.05, ge=0, le=1, allow_inf_nan=False, description="share of bad assets a shard may have"
+    )
+    queues: Queues | None = None
+    mode: Mode = Field(default=Mode.ARRAY, description="how Batch jobs are formed; leave it out unless told to")
+    since_request: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=64,
+        description="only what was added or changed since that request's plan; refused as unsupported for now",
+    )
+    labels: dict[Name, Annotated[str, Field(max_length=128)]] = Field(
+        default={}, max_length=16, description="the sender's own tags, returned in every status event"
+    )
 
 
 class RequestCancel(Payload):
     """Stop a request; running work is stopped too."""
 
-    tenant: Name
-    idempotency_key: str = Field(min_length=1, max_length=128)
-    reason: str = Field(default="cancelled by upstream", max_length=500)
+    tenant: Tenant
+    idempotency_key: IdempotencyKey
+    reason: str = Field(default="cancelled by upstream", max_length=500, description="kept in the audit log")
 
 
 class RequestAmend(Payload):
     """Change priority, deadline or queues of a request that is not finished; a field left out stays."""
 
-    tenant: Name
-    idempotency_key: str = Field(min_length=1, max_length=128)
-    priority: int | None = Field(default=None, ge=-100, le=100)
-    deadline: AwareDatetime | None = None
-    queues: list[Name] | None = Field(default=None, min_length=1, max_length=16)
+    tenant: Tenant
+    idempotency_key: IdempotencyKey
+    priority: Priority | None = None
+    deadline: Deadline | None = None
+    queues: Queues | None = None
 
     @model_validator(mode="after")
     def _changes_something(self) -> RequestAmend:
         if self.priority is None and self.deadline is None and self.queues is None:
-            raise ValueError("nothing to change: give priority, deadline or queues")
+            raise PydanticCustomError("nothing_to_change", "Give at least one of priority, deadline and queues")
         return self
 
 
@@ -160,15 +193,17 @@ class Accepted(Status):
 
 
 class Rejected(Payload):
-    """Also the body on the reject queue, where `original` is the message as it came (at most 256 KiB of it)."""
+    """Also the body on the reject queue. `event_id` and `event_type` are the refused message's own."""
 
     code: RejectCode
     reason: str
     field: str | None = None
     fix: str
-    original: str
+    original: str = Field(description="the message as it came; cut where it would not fit in one of ours")
     tenant: str | None = None
     idempotency_key: str | None = None
+    event_id: str | None = None
+    event_type: str | None = None
 
 
 class Planned(Status):
@@ -299,7 +334,7 @@ class Envelope(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    specversion: Literal["1.0"] = "1.0"
+    specversion: Literal["1.0"]
     id: str = Field(min_length=1, max_length=256)
     source: str = Field(min_length=1, max_length=1024)
     type: str = Field(min_length=1, max_length=128)
@@ -313,6 +348,11 @@ class Envelope(BaseModel):
 def encode(kind: MessageType, payload: Payload, *, event_id: str, source: str, time: datetime | None = None) -> str:
     """The SQS body. ASCII only: S3 keys may hold characters that SQS refuses raw."""
     envelope = Envelope(
-        id=event_id, source=source, type=kind, time=time, data=payload.model_dump(mode="json", exclude_none=True)
+        specversion="1.0",
+        id=event_id,
+        source=source,
+        type=kind,
+        time=time,
+        data=payload.model_dump(mode="json", exclude_none=True),
     )
     return json.dumps(envelope.model_dump(mode="json", exclude_none=True), ensure_ascii=True)
