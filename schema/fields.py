@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, AwareDatetime, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 MAX_KEY_BYTES = 1024  # S3's own limit, counted in UTF-8
 
-_RFC3339 = re.compile(
-    r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,9})?([Zz]|[+-][0-9]{2}:[0-9]{2})"
+#: What the validators below refuse, as far as JSON Schema can say it too.
+_RFC3339_PATTERN = (
+    r"^[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,9})?([Zz]|[+-][0-9]{2}:[0-9]{2})$"
 )
+_NO_DOT_SEGMENT: dict[str, Any] = {"not": {"pattern": r"(^|/)\.\.(/|$)"}}
+_RFC3339 = re.compile(_RFC3339_PATTERN)
 
 
-def safe_key(key: str) -> str:
+def _safe_key(key: str) -> str:
     """S3 takes `..` literally, but HTTP clients resolve it: such a key could name another one than was allowed."""
     if len(key.encode("utf-8", "surrogatepass")) > MAX_KEY_BYTES:
         raise PydanticCustomError("key_bytes", "Key should have at most 1024 bytes in UTF-8")
@@ -31,7 +34,7 @@ def safe_key(key: str) -> str:
 
 
 def _safe_uri(uri: str) -> str:
-    safe_key(uri.split("/", 3)[3])
+    _safe_key(uri.split("/", 3)[3])
     return uri
 
 
@@ -68,10 +71,17 @@ Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
 Bucket = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]$")]
 S3Uri = Annotated[
     str,
-    Field(pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]/[^?#*]*$", max_length=1100),
+    Field(
+        pattern=r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]/[^?#*]*$", max_length=1100, json_schema_extra=_NO_DOT_SEGMENT
+    ),
     AfterValidator(_safe_uri),
 ]
-Key = Annotated[str, Field(min_length=1, max_length=MAX_KEY_BYTES), AfterValidator(safe_key)]
+Key = Annotated[
+    str,
+    Field(min_length=1, max_length=MAX_KEY_BYTES, json_schema_extra=_NO_DOT_SEGMENT),
+    AfterValidator(_safe_key),
+]
+Prefix = Annotated[str, Field(max_length=MAX_KEY_BYTES, json_schema_extra=_NO_DOT_SEGMENT), AfterValidator(_safe_key)]
 IdempotencyKey = Annotated[
     str,
     Field(
@@ -96,10 +106,14 @@ Deadline = Annotated[
     AwareDatetime,
     BeforeValidator(_instant),
     AfterValidator(_utc),
-    Field(description="when the output is needed, RFC 3339 with an offset; orders work, never stops it"),
+    Field(
+        description="when the output is needed, RFC 3339 with an offset; orders work, never stops it",
+        json_schema_extra={"pattern": _RFC3339_PATTERN},
+    ),
 ]
+QueueName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,127}$")]  # Batch's own rule
 Queues = Annotated[
-    list[Name],
+    list[QueueName],
     AfterValidator(unique),
     Field(
         min_length=1,

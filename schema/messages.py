@@ -22,18 +22,17 @@ from pydantic_core import PydanticCustomError
 
 from schema.exit_codes import ExitCode
 from schema.fields import (
-    MAX_KEY_BYTES,
     Bucket,
     Deadline,
     IdempotencyKey,
     Key,
     Model,
     Name,
+    Prefix,
     Priority,
     Queues,
     S3Uri,
     Tenant,
-    safe_key,
     unique,
 )
 from schema.plan import Figures
@@ -56,9 +55,7 @@ class PrefixSource(Payload):
 
     kind: Literal["prefix"] = Field(description="every object below a prefix")
     bucket: Bucket = Field(description="bucket of the assets")
-    prefix: Annotated[str, AfterValidator(safe_key)] = Field(
-        default="", max_length=MAX_KEY_BYTES, description="byte prefix of the keys; empty: the whole bucket"
-    )
+    prefix: Prefix = Field(default="", description="byte prefix of the keys; empty: the whole bucket")
 
 
 class ManifestSource(Payload):
@@ -182,76 +179,84 @@ class RejectCode(StrEnum):
 class Status(Payload):
     """Fields of every status event."""
 
-    request_id: str
-    tenant: str
-    idempotency_key: str
-    labels: dict[str, str] = {}
+    request_id: str = Field(description="the controller's name for the request; follows from tenant and key")
+    tenant: str = Field(description="as submitted")
+    idempotency_key: str = Field(description="as submitted")
+    labels: dict[str, str] = Field(default={}, description="as submitted")
 
 
 class Accepted(Status):
-    duplicate: bool = False
+    """The request is recorded and will be worked on."""
+
+    duplicate: bool = Field(default=False, description="it had been accepted before; nothing new was started")
 
 
 class Rejected(Payload):
-    """Also the body on the reject queue. `event_id` and `event_type` are the refused message's own."""
+    """The message was not taken. `event_id` and `event_type` are the refused message's own."""
 
-    code: RejectCode
-    reason: str
-    field: str | None = None
-    fix: str
+    code: RejectCode = Field(description="one word for the cause; see the list of codes")
+    reason: str = Field(description="what is wrong with this message; for people")
+    field: str | None = Field(default=None, description="path from the top of the body, such as data.source.bucket")
+    fix: str = Field(description="what the sender has to change; for people")
     original: str = Field(description="the message as it came; cut where it would not fit in one of ours")
-    tenant: str | None = None
-    idempotency_key: str | None = None
-    event_id: str | None = None
-    event_type: str | None = None
+    tenant: str | None = Field(default=None, description="of the refused message, where it could be read")
+    idempotency_key: str | None = Field(default=None, description="of the refused message, where it could be read")
+    event_id: str | None = Field(default=None, description="`id` of the refused message, where it could be read")
+    event_type: str | None = Field(default=None, description="`type` of the refused message, where it could be read")
 
 
 class Planned(Status):
-    assets: int
-    bytes: int
-    shards: int
-    eta_seconds: float | None = None
-    cost_usd: float | None = None
+    """The source is listed and cut into shards; GPU work begins."""
+
+    assets: int = Field(description="objects to embed")
+    bytes: int = Field(description="their size, as far as the listing or manifest told it")
+    shards: int = Field(description="parts the work was cut into")
+    eta_seconds: float | None = Field(default=None, description="estimate of the time left; absent: nothing to go by")
+    cost_usd: float | None = Field(default=None, description="estimate of the whole cost")
 
 
 class Progress(Status):
     """At most one a minute a request."""
 
-    assets: int
-    done: int
-    ok: int
-    bad: int
-    shards: int
-    shards_done: int
-    eta_seconds: float | None = None
-    eta_low_seconds: float | None = None
-    eta_high_seconds: float | None = None
-    cost_usd: float | None = None
+    assets: int = Field(description="objects to embed")
+    done: int = Field(description="objects with a result, ok + bad")
+    ok: int = Field(description="objects with a vector")
+    bad: int = Field(description="objects with a final status other than ok")
+    shards: int = Field(description="parts the work was cut into")
+    shards_done: int = Field(description="parts committed")
+    eta_seconds: float | None = Field(default=None, description="estimate of the time left")
+    eta_low_seconds: float | None = Field(default=None, description="lower end of its interval")
+    eta_high_seconds: float | None = Field(default=None, description="upper end of its interval")
+    cost_usd: float | None = Field(default=None, description="estimate of the whole cost")
 
 
 class Paused(Status):
-    reason: str
+    """No new work is started; what runs goes on."""
+
+    reason: str = Field(description="why, for people")
 
 
 class Attention(Status):
-    reason: str
-    failed_shards: int = 0
+    """The request waits for an operator of the controller; upstream need not act."""
+
+    reason: str = Field(description="why, for people")
+    failed_shards: int = Field(default=0, description="parts that failed for good")
 
 
 class Finished(Status):
-    """Payload of succeeded, failed and cancelled. URIs are absent when there is no output."""
+    """The last event of a request: succeeded, failed or cancelled. URIs are absent when there is no output."""
 
-    assets: int = 0
-    ok: int = 0
-    bad: int = 0
-    statuses: dict[str, int] = {}
-    shards: int = 0
-    failed_shards: int = 0
-    manifest_uri: str | None = None
-    failures_uri: str | None = None
-    index: str | None = None
-    cost_usd: float | None = None
-    reason: str | None = None
+    assets: int = Field(default=0, description="objects to embed")
+    ok: int = Field(default=0, description="objects with a vector")
+    bad: int = Field(default=0, description="objects with a final status other than ok")
+    statuses: dict[str, int] = Field(default={}, description="objects by final status: ok, missing, unreadable, …")
+    shards: int = Field(default=0, description="parts the work was cut into")
+    failed_shards: int = Field(default=0, description="parts without output: gaps that an operator accepted")
+    manifest_uri: str | None = Field(default=None, description="JSON that names every Parquet object of the output")
+    failures_uri: str | None = Field(default=None, description="Parquet with one row an object that is not ok")
+    index: str | None = Field(default=None, description="search alias that now answers with this output")
+    cost_usd: float | None = Field(default=None, description="estimate of what was spent")
+    reason: str | None = Field(default=None, description="why it failed or was cancelled, for people")
 
 
 # --- worker → controller ---------------------------------------------------------------------------------------
@@ -334,15 +339,17 @@ class Envelope(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    specversion: Literal["1.0"]
-    id: str = Field(min_length=1, max_length=256)
-    source: str = Field(min_length=1, max_length=1024)
-    type: str = Field(min_length=1, max_length=128)
-    subject: str | None = None
-    time: datetime | None = None
-    datacontenttype: str | None = "application/json"
-    dataschema: str | None = None
-    data: dict[str, Any]
+    specversion: Literal["1.0"] = Field(description='the string "1.0"')
+    id: str = Field(
+        min_length=1, max_length=256, description="unique within `source`; kept for logs, returned with a rejection"
+    )
+    source: str = Field(min_length=1, max_length=1024, description="who sent it, a URI reference; kept for logs")
+    type: str = Field(min_length=1, max_length=128, description="what `data` is, such as request.submit")
+    subject: str | None = Field(default=None, description="ignored")
+    time: datetime | None = Field(default=None, description="when it was made; kept for logs")
+    datacontenttype: str | None = Field(default="application/json", description="ignored: `data` is JSON")
+    dataschema: str | None = Field(default=None, description="ignored")
+    data: dict[str, Any] = Field(description="the payload")
 
 
 def encode(kind: MessageType, payload: Payload, *, event_id: str, source: str, time: datetime | None = None) -> str:

@@ -160,7 +160,7 @@ FORMATS: Mapping[str, str] = {
     "data.idempotency_key": "printable ASCII without spaces, at most 128 characters",
     "data.tenant": "lower-case letters, digits, `-` and `_`, at most 63, as the operators gave it",
     "data.index": "lower-case letters, digits, `-` and `_`, at most 63",
-    "data.queues": "lower-case letters, digits, `-` and `_`, at most 63, as the operators gave them",
+    "data.queues": "the name of a Batch job queue: letters, digits, `-` and `_`, at most 128",
     "data.labels": "label names are lower-case letters, digits, `-` and `_`, at most 63",
     "data.model": "name@version, such as clip-l@3",
     "data.source.bucket": "the bare bucket name, no URI, ARN or access point",
