@@ -16,6 +16,7 @@ import json
 import tempfile
 import threading
 from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing, contextmanager
 from decimal import Decimal, InvalidOperation
 from itertools import islice
 from typing import IO, Any
@@ -107,32 +108,35 @@ def _manifest(client: Any, location: Location, sha256: str | None, stop: threadi
     with _downloaded(client, location, sha256, stop) as file:
         parquet = file.read(4) == b"PAR1"
         file.seek(0)
-        rows = _parquet_rows(file, location.uri) if parquet else _csv_rows(file, location.uri)
-        for number, (key, size, etag) in enumerate(rows, 1):
-            yield _address(key, size, etag, f"{location.uri}, row {number}")
+        with closing(_parquet_rows(file, location.uri) if parquet else _csv_rows(file, location.uri)) as rows:
+            for number, (key, size, etag) in enumerate(rows, 1):
+                yield _address(key, size, etag, f"{location.uri}, row {number}")
 
 
-def _downloaded(client: Any, location: Location, sha256: str | None, stop: threading.Event) -> IO[bytes]:
+@contextmanager
+def _downloaded(client: Any, location: Location, sha256: str | None, stop: threading.Event) -> Iterator[IO[bytes]]:
     """The object in a nameless file, at its start, checked against the digest that the request gave."""
+    with tempfile.TemporaryFile(prefix="reembed-source-") as file:
 
-    def download() -> tuple[IO[bytes], str]:
-        body = client.get_object(Bucket=location.bucket, Key=location.key)["Body"]
-        file, digest = tempfile.TemporaryFile(prefix="reembed-source-"), hashlib.sha256()  # noqa: SIM115 - the caller closes
-        for block in body.iter_chunks(_BLOCK_BYTES):
-            if stop.is_set():
-                raise Interrupted(f"stopped while reading {location.uri}")
-            digest.update(block)
-            file.write(block)
-        return file, digest.hexdigest()
+        def download() -> str:
+            file.seek(0)
+            file.truncate()
+            digest = hashlib.sha256()
+            for block in client.get_object(Bucket=location.bucket, Key=location.key)["Body"].iter_chunks(_BLOCK_BYTES):
+                if stop.is_set():
+                    raise Interrupted(f"stopped while reading {location.uri}")
+                digest.update(block)
+                file.write(block)
+            return digest.hexdigest()
 
-    file, found = patiently(download, stop, f"read {location.uri}")
-    if sha256 is not None and found != sha256:
-        raise SourceError(f"{location.uri} has sha256 {found}; the request says {sha256}")
-    file.seek(0)
-    return file
+        found = patiently(download, stop, f"read {location.uri}")
+        if sha256 is not None and found != sha256:
+            raise SourceError(f"{location.uri} has sha256 {found}; the request says {sha256}")
+        file.seek(0)
+        yield file
 
 
-def _parquet_rows(file: IO[bytes], uri: str) -> Iterator[tuple[Any, Any, Any]]:
+def _parquet_rows(file: IO[bytes], uri: str) -> Generator[tuple[Any, Any, Any]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -149,7 +153,7 @@ def _parquet_rows(file: IO[bytes], uri: str) -> Iterator[tuple[Any, Any, Any]]:
         raise SourceError(f"{uri} is not a Parquet file that can be read: {error}") from error
 
 
-def _csv_rows(file: IO[bytes], uri: str) -> Iterator[tuple[Any, Any, Any]]:
+def _csv_rows(file: IO[bytes], uri: str) -> Generator[tuple[Any, Any, Any]]:
     text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
     rows = csv.reader(text, strict=True)
     try:
@@ -164,6 +168,8 @@ def _csv_rows(file: IO[bytes], uri: str) -> Iterator[tuple[Any, Any, Any]]:
             yield key, size, etag
     except (csv.Error, UnicodeDecodeError) as error:
         raise SourceError(f"{uri}, line {rows.line_num}: not CSV in UTF-8: {error}") from error
+    finally:
+        text.detach()  # the file is the caller's to close
 
 
 def _address(key: Any, size: Any, etag: Any, where: str) -> Address:

@@ -1,0 +1,49 @@
+"""Services that integration tests of the worker share: one ministack and one Postgres for the whole run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import boto3
+import pytest
+from botocore.config import Config
+
+from deploy.local.ministack import Ministack
+from deploy.local.postgres import Database, Driver, PostgresCluster
+
+
+@pytest.fixture(scope="session")
+def aws_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """SQS and S3; tests use buckets and queues of their own."""
+    directory = tmp_path_factory.mktemp("shared-ministack")
+    server = Ministack(directory / "state", log_path=directory / "ministack.log")
+    server.start()
+    yield server.endpoint
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def s3_client(aws_endpoint: str) -> Iterator[Any]:
+    """A boto3 client as the worker builds it, but for the endpoint."""
+    config = Config(retries={"total_max_attempts": 1}, max_pool_connections=32, s3={"addressing_style": "path"})
+    client = boto3.client(
+        "s3",
+        endpoint_url=aws_endpoint,
+        region_name="us-east-1",
+        aws_access_key_id="test",
+        aws_secret_access_key="test",
+        config=config,
+    )
+    yield client
+    client.close()
+
+
+@pytest.fixture(scope="session")
+def index_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The index database, with pgvector; tests use tables and aliases of their own."""
+    directory = tmp_path_factory.mktemp("shared-postgres")
+    cluster = PostgresCluster(directory / "postgres", log_path=directory / "postgres.log")
+    cluster.start()
+    yield cluster.url(Database.INDEX, Driver.PSYCOPG)
+    cluster.stop()
