@@ -42,18 +42,14 @@ class CircuitLimits:
 _CAPACITY_REASONS = ("CAPACITY:", "UNDETERMINED")
 
 
-def next_circuit(
-    state: QueueState, load: QueueLoad, now: datetime, limits: CircuitLimits, jitter: float
-) -> QueueState:
+def next_circuit(state: QueueState, load: QueueLoad, now: datetime, limits: CircuitLimits, jitter: float) -> QueueState:
     """The queue's state after looking at its load; unchanged when nothing is to say."""
     changed = state.circuit_changed_at
     started_since = load.last_started_at is not None and (changed is None or load.last_started_at > changed)
     if state.circuit is Circuit.CLOSED:
         return _opened(state, now, limits, jitter) if _is_dry(state, load, now, limits) else state
     if started_since:
-        return replace(
-            state, circuit=Circuit.CLOSED, circuit_changed_at=now, retry_at=None, cooldown_seconds=0.0
-        )
+        return replace(state, circuit=Circuit.CLOSED, circuit_changed_at=now, retry_at=None, cooldown_seconds=0.0)
     if state.circuit is Circuit.OPEN:
         due = state.retry_at is not None and now >= state.retry_at
         return replace(state, circuit=Circuit.HALF_OPEN, circuit_changed_at=now) if due else state

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from controller.core.placement import QueueSpec
 from controller.core.records import Request, ShardCounts
 from schema.plan import Figures
 from schema.states import Outcome, ShardState
@@ -40,9 +41,7 @@ def summarise(
 ) -> Summary:
     """`attempt_seconds`: (queue, outcome or `running`) → seconds, as Measures.attempt_seconds gives them."""
     low, middle, high = _eta(request, counts, now)
-    costs = {
-        key: seconds / 3600 * prices_usd_per_hour.get(key[0], 0.0) for key, seconds in attempt_seconds.items()
-    }
+    costs = {key: seconds / 3600 * prices_usd_per_hour.get(key[0], 0.0) for key, seconds in attempt_seconds.items()}
     wasted = sum(cost for (_, outcome), cost in costs.items() if outcome not in (Outcome.SUCCEEDED, "running"))
     return Summary(
         assets=request.assets,
@@ -69,6 +68,25 @@ def _eta(request: Request, counts: ShardCounts, now: datetime) -> tuple[float | 
     middle = left * elapsed / counts.assets_done
     error = 1 / finished**0.5
     return round(middle * (1 - error / 2), 1), round(middle, 1), round(middle * (1 + error), 1)
+
+
+def forecast(
+    assets: int, shards: int, assets_per_second: Mapping[str, float], queues: Sequence[QueueSpec]
+) -> dict[str, float]:
+    """`eta_seconds` and `cost_usd` before the first shard ran, from rates measured on each queue; empty without any.
+
+    Supposes that the preferred measured queue takes as many shards at once as its cap allows.
+    """
+    for queue in queues:
+        rate = assets_per_second.get(queue.name, 0.0)
+        if rate > 0:
+            attempt_seconds = assets / rate
+            at_once = max(1, min(shards, queue.max_live))
+            return {
+                "eta_seconds": round(attempt_seconds / at_once, 1),
+                "cost_usd": round(attempt_seconds / 3600 * queue.price_usd_per_hour, 6),
+            }
+    return {}
 
 
 def forecast_usd(summary: Summary) -> float | None:

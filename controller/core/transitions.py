@@ -42,6 +42,11 @@ def submit_started(job: Job, now: datetime, epoch: int) -> JobChange:
     return JobChange(id=job.id, expected=frozenset({JobState.INTENDED}), values=values)
 
 
+def submit_withdrawn(job: Job) -> JobChange:
+    """The call was certainly not carried out: the job is fresh again."""
+    return JobChange(id=job.id, expected=frozenset({JobState.INTENDED}), values={"submit_started_at": None})
+
+
 def submitted(job: Job, batch_job_id: str, now: datetime) -> JobChange:
     values = {"batch_job_id": batch_job_id, "submitted_at": now}
     return JobChange(id=job.id, expected=frozenset({JobState.INTENDED}), to=JobState.SUBMITTED, values=values)
@@ -117,9 +122,7 @@ def observed(attempt: Attempt, view: JobView, now: datetime) -> AttemptChange | 
             "batch_exit_code": view.exit_code,
             "batch_ended_at": now,
         }
-    return AttemptChange(
-        id=attempt.id, token=attempt.token, expected=frozenset({attempt.state}), to=to, values=values
-    )
+    return AttemptChange(id=attempt.id, token=attempt.token, expected=frozenset({attempt.state}), to=to, values=values)
 
 
 def missed(attempt: Attempt) -> AttemptChange:
@@ -245,6 +248,12 @@ def committed(shard: Shard, marker: CommitMarker, now: datetime) -> ShardChange 
     )
 
 
+def never_ran(attempt: Attempt, reason: str, intent: StopIntent | None) -> Attempt:
+    """The attempt as evidence for `settle` when its job was given up before Batch had it."""
+    stop_intent = intent or attempt.stop_intent
+    return replace(attempt, stop_intent=stop_intent, batch_status="FAILED", batch_status_reason=reason)
+
+
 def superseded(attempt: Attempt) -> AttemptChange:
     """A live attempt whose shard is done: store why before anything is stopped."""
     return stop_wanted(attempt, StopIntent.SUPERSEDE)
@@ -305,9 +314,39 @@ def _as_ended(attempt: Attempt, outcome: Outcome) -> Attempt:
 def moved(request: Request, to: RequestState, now: datetime, reason: str | None = None, **values: Any) -> RequestChange:
     """One step of a request along REQUEST_MOVES."""
     ends = to in (RequestState.SUCCEEDED, RequestState.FAILED, RequestState.CANCELLED)
-    fields: dict[str, Any] = {"updated_at": now, "reason": reason, **values}
-    fields |= {"finished_at": now} if ends else {}
+    fields: dict[str, Any] = {"updated_at": now, "reason": reason, "finished_at": now if ends else None, **values}
     return RequestChange(id=request.id, expected=frozenset({request.state}), to=to, values=fields)
+
+
+def progress_sent(request: Request, now: datetime) -> RequestChange:
+    return RequestChange(id=request.id, expected=frozenset({request.state}), values={"progress_sent_at": now})
+
+
+def paused(request: Request, reason: str, now: datetime) -> RequestChange:
+    """No new submission until it is resumed; what runs goes on."""
+    values = {"paused": True, "reason": reason, "updated_at": now}
+    return RequestChange(id=request.id, expected=frozenset({request.state}), values=values)
+
+
+def resumed(request: Request, now: datetime) -> RequestChange:
+    """An operator accepts the forecast: the limit is lifted, or the next look would pause it again."""
+    body = {**request.body, "max_cost_usd": None}
+    values = {"paused": False, "reason": None, "updated_at": now, "body": body}
+    return RequestChange(id=request.id, expected=frozenset({request.state}), values=values)
+
+
+def finalised(request: Request, manifest_uri: str, failures_uri: str | None, now: datetime) -> RequestChange:
+    """The finalising index job has written the manifest and, if the request has an index, switched its alias."""
+    return RequestChange(
+        id=request.id,
+        expected=frozenset({request.state}),
+        values={
+            "updated_at": now,
+            "manifest_uri": manifest_uri,
+            "failures_uri": failures_uri,
+            "index_active": request.index is not None,
+        },
+    )
 
 
 def cancel_asked(request: Request, reason: str, now: datetime) -> RequestChange | None:

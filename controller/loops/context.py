@@ -9,10 +9,13 @@ from datetime import datetime, timedelta
 import structlog
 
 from controller.core.admission import Policy, TenantPolicy
+from controller.core.jobs import Identity, Terms
 from controller.core.placement import CircuitLimits, QueueSpec
 from controller.core.retry import Limits
 from controller.ports import Batch, Clock, Entropy, Inbox, ObjectStore, Outbox, Recorder, Store
 from controller.settings import GpuQueue, Settings
+from schema.layout import Location
+from schema.messages import MAX_BODY_BYTES
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("reembed.controller")
 
@@ -86,7 +89,25 @@ class Context:
             },
             models=frozenset(self.settings.models),
             queues={queue.name: queue.on_demand for queue in self.settings.gpu_queues},
+            max_body_bytes=MAX_BODY_BYTES,
         )
+
+    @property
+    def terms(self) -> Terms:
+        return Terms(
+            control_bucket=self.settings.storage.control_bucket,
+            report_queue_url=self.settings.sqs.reports,
+            heartbeat_seconds=self.settings.work.heartbeat_seconds,
+            fetch_concurrency=self.settings.work.fetch_concurrency,
+        )
+
+    def identity(self, size: int) -> Identity:
+        """Fresh ids and tokens for a job of `size` attempts."""
+        pairs = tuple((self.entropy.new_id("a"), self.entropy.token()) for _ in range(size))
+        return Identity(job_id=self.entropy.new_id("j"), attempts=pairs)
+
+    def control(self, key: str) -> Location:
+        return Location(self.settings.storage.control_bucket, key)
 
     @property
     def prices_usd_per_hour(self) -> Mapping[str, float]:

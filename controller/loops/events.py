@@ -25,6 +25,4 @@ async def announce(
     )
     event_id = context.entropy.new_id("e")
     body = encode(kind, payload, event_id=event_id, source=SOURCE, time=now)
-    await tx.events.add(
-        OutboxEvent(id=event_id, request_id=request.id, type=kind.value, body=body, created_at=now)
-    )
+    await tx.events.add(OutboxEvent(id=event_id, request_id=request.id, type=kind.value, body=body, created_at=now))

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from controller.core import admission, transitions
-from controller.core.admission import Amend, Cancel, Reject, Submit
+from controller.core import transitions
+from controller.core.admission import Amend, Cancel, Submit, admit, amended_mode_reject
 from controller.core.records import Request
+from controller.core.rejects import Reject, conflict_reject, rejected, too_late, unknown_request
 from controller.loops.context import Context, log
 from controller.loops.events import SOURCE, announce
 from controller.loops.runner import Outcome
 from controller.ports import Delivery, Transaction, Unavailable
-from schema.messages import MessageType, encode
+from schema.messages import MessageType, Mode, encode
 from schema.states import REQUEST_TERMINAL, RequestState
 
 
@@ -39,33 +40,50 @@ class Intake:
         return Outcome.BUSY if deliveries else Outcome.IDLE
 
     async def _take(self, delivery: Delivery, now: datetime) -> None:
-        fact = admission.admit(delivery.body, self._context.policy, now)
-        if not isinstance(fact, Reject):
-            async with self._context.store.transaction() as tx:
-                fact = await self._record(tx, fact, now)
-        if isinstance(fact, Reject):
-            await self._reject(fact, delivery, now)
+        fact = admit(delivery.body, self._context.policy, now)
+        async with self._context.store.transaction() as tx:
+            refusal = await self._record(tx, fact, now)
+        if refusal is not None:
+            await self._reject(refusal, delivery, now)
 
-    async def _record(self, tx: Transaction, fact: Submit | Cancel | Amend, now: datetime) -> Reject | None:
+    async def _record(self, tx: Transaction, fact: Submit | Cancel | Amend | Reject, now: datetime) -> Reject | None:
         self._context.recorder.count("requests_received", type=type(fact).__name__.lower())
+        if isinstance(fact, Reject):
+            return await self._unless_known(tx, fact, now)
         if isinstance(fact, Submit):
             return await self._submit(tx, fact, now)
+        tenant, key = fact.message.tenant, fact.message.idempotency_key
         request = await tx.requests.get(fact.request_id)
         if request is None:
-            return admission.unknown_request(fact)
+            return unknown_request(tenant, key, fact.origin)
         if isinstance(fact, Cancel):
             change = transitions.cancel_asked(request, fact.message.reason, now)
-            if change is None:
-                already = request.state in (RequestState.CANCELLING, RequestState.CANCELLED)
-                return None if already else admission.too_late(fact, request.state)
-            await tx.requests.apply(change)
-            return None
-        if request.state in REQUEST_TERMINAL or request.state is RequestState.CANCELLING:
-            return admission.too_late(fact, request.state)
+            if change is not None:
+                await tx.requests.apply(change)
+                return None
+            already = request.state in (RequestState.CANCELLING, RequestState.CANCELLED)
+            return None if already else too_late(tenant, key, request.state, fact.origin)
+        return await self._amend(tx, fact, request, now)
+
+    async def _amend(self, tx: Transaction, fact: Amend, request: Request, now: datetime) -> Reject | None:
         message = fact.message
-        await tx.requests.amend(
-            request.id, priority=message.priority, deadline=message.deadline, queues=message.queues, now=now
-        )
+        if request.state in REQUEST_TERMINAL or request.state is RequestState.CANCELLING:
+            return too_late(message.tenant, message.idempotency_key, request.state, fact.origin)
+        refusal = amended_mode_reject(fact, Mode(request.body.get("mode", Mode.ARRAY)), self._context.policy)
+        if refusal is None:
+            await tx.requests.amend(
+                request.id, priority=message.priority, deadline=message.deadline, queues=message.queues, now=now
+            )
+        return refusal
+
+    async def _unless_known(self, tx: Transaction, refusal: Reject, now: datetime) -> Reject | None:
+        """A redelivery of an accepted request is a duplicate even if policy or time stand against it by now."""
+        if refusal.request_id is None or refusal.body_digest is None:
+            return refusal
+        existing = await tx.requests.get(refusal.request_id)
+        if existing is None or existing.body_digest != refusal.body_digest:
+            return refusal
+        await announce(self._context, tx, existing, MessageType.STATUS_ACCEPTED, now, duplicate=True)
         return None
 
     async def _submit(self, tx: Transaction, fact: Submit, now: datetime) -> Reject | None:
@@ -88,13 +106,13 @@ class Intake:
             return None
         existing = await tx.requests.get(fact.request_id)
         if existing is not None and existing.body_digest != fact.body_digest:
-            return admission.conflict_reject(fact)
+            return conflict_reject(message.tenant, message.idempotency_key, fact.origin)
         await announce(self._context, tx, existing or request, MessageType.STATUS_ACCEPTED, now, duplicate=True)
         return None
 
     async def _reject(self, reject: Reject, delivery: Delivery, now: datetime) -> None:
         context = self._context
-        payload = reject.payload(delivery.body)
+        payload = rejected(reject, delivery.body)
         event_id = context.entropy.new_id("e")
         body = encode(MessageType.STATUS_REJECTED, payload, event_id=event_id, source=SOURCE, time=now)
         attributes = {"type": MessageType.STATUS_REJECTED.value, "code": reject.code.value}

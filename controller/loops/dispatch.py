@@ -1,0 +1,143 @@
+"""Dispatch (leader): due shards become jobs on the best queue with room, and job rows become Batch jobs.
+
+A shard that ran before may have been committed meanwhile by a worker nobody heard: its marker is read before any
+new attempt is written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+
+from controller.core import cycle, transitions
+from controller.core.decisions import KeepQueue, StartAttempts, StopUnstarted
+from controller.core.jobs import infer_job
+from controller.core.records import Attempt, Request, Shard
+from controller.loops.context import Context, log
+from controller.loops.leader import Leadership
+from controller.loops.runner import Outcome
+from controller.loops.settle import finish_found, read_marker
+from controller.loops.submit import Submission
+from controller.ports import Transaction
+from schema.states import AttemptState, RequestState
+
+
+class Dispatch:
+    name = "dispatch"
+
+    def __init__(self, context: Context, leadership: Leadership) -> None:
+        self._context = context
+        self._leadership = leadership
+        self._submission = Submission(context, leadership)
+
+    async def step(self, now: datetime) -> Outcome:
+        if await self._leadership.hold(now) is None:
+            return Outcome.IDLE
+        situation = await self._gather()
+        decisions = cycle.plan(situation, now)
+        started = 0
+        for decision in decisions:
+            if isinstance(decision, StartAttempts):
+                started += await self._start_or_skip(decision, now)
+            else:
+                await self._tend_queue(decision)
+        moved = await self._submission.submit_intended(now)
+        return Outcome.BUSY if started or moved else Outcome.IDLE
+
+    async def _gather(self) -> cycle.Situation:
+        context = self._context
+        async with context.store.transaction() as tx:
+            shards = await tx.shards.due(context.clock.now(), context.settings.loops.page)
+            found = [await tx.requests.get(name) for name in sorted({shard.request_id for shard in shards})]
+            states = await tx.queues.all()
+            loads = {load.name: load for load in await tx.attempts.loads()}
+        requests = {request.id: request for request in found if request is not None}
+        return cycle.Situation(
+            queues=context.queue_specs,
+            states=states,
+            loads=loads,
+            shards=await self._without_commits(shards, requests),
+            requests=requests,
+            circuit_limits=context.circuit_limits,
+            array_max=context.settings.placement.array_max,
+            jitter=context.entropy.uniform(),
+        )
+
+    async def _without_commits(self, shards: Sequence[Shard], requests: Mapping[str, Request]) -> Sequence[Shard]:
+        """Finish those that have a valid marker already; the others are left to place."""
+        context = self._context
+        again = [shard for shard in shards if shard.last_outcome is not None]
+        markers = await asyncio.gather(*(read_marker(context, requests[s.request_id], s) for s in again))
+        finished: set[tuple[str, int]] = set()
+        for shard, marker in zip(again, markers, strict=True):
+            if marker is None:
+                continue
+            async with context.store.transaction() as tx:
+                await finish_found(context, tx, shard, marker, context.clock.now())
+            finished.add((shard.request_id, shard.shard))
+            context.recorder.count("commits_found")
+        return [shard for shard in shards if (shard.request_id, shard.shard) not in finished]
+
+    async def _start_or_skip(self, decision: StartAttempts, now: datetime) -> int:
+        try:
+            return await self._start(decision, now)
+        except _Overtaken:
+            self._context.recorder.count("stale_writes", table="shards")
+            return 0
+
+    async def _start(self, decision: StartAttempts, now: datetime) -> int:
+        """Write the job, its attempts and the shards' new state; all or nothing."""
+        context = self._context
+        async with context.store.transaction() as tx:
+            await self._leadership.fence(tx)
+            request = await tx.requests.get(decision.request_id)
+            if request is None or request.state is not RequestState.RUNNING or request.paused:
+                return 0
+            histories = [await self._history(tx, shard) for shard in decision.shards]
+            made = infer_job(
+                request,
+                decision.queue,
+                context.identity(len(decision.shards)),
+                context.terms,
+                decision.shards,
+                histories,
+                now,
+            )
+            await tx.jobs.insert(made.job)
+            for shard, attempt in zip(decision.shards, made.attempts, strict=True):
+                if not await tx.shards.apply(transitions.assigned(shard, attempt, now)):
+                    raise _Overtaken
+            await tx.attempts.insert_many(made.attempts)
+        log.info(
+            "job_written",
+            job_id=made.job.id,
+            request_id=request.id,
+            queue=decision.queue,
+            size=made.job.size,
+            shards=[shard.shard for shard in decision.shards][:20],
+        )
+        return len(decision.shards)
+
+    async def _history(self, tx: Transaction, shard: Shard) -> Sequence[Attempt]:
+        if shard.last_outcome is None:
+            return []
+        attempts = await tx.attempts.of_shard(shard.request_id, shard.shard)
+        return [a for a in attempts if a.generation == shard.generation and a.state is AttemptState.ENDED]
+
+    async def _tend_queue(self, decision: StopUnstarted | KeepQueue) -> None:
+        context = self._context
+        async with context.store.transaction() as tx:
+            await self._leadership.fence(tx)
+            if isinstance(decision, KeepQueue):
+                await tx.queues.put(decision.state)
+                log.warning("circuit", queue=decision.state.name, circuit=decision.state.circuit.value)
+                context.recorder.count("circuit_changes", queue=decision.state.name, to=decision.state.circuit.value)
+                return
+            stopped = await tx.attempts.intend_stop_queue(decision.queue, decision.intent, context.settings.loops.page)
+        if stopped:
+            log.warning("falling_back", queue=decision.queue, attempts=stopped, intent=decision.intent.value)
+
+
+class _Overtaken(Exception):
+    """A shard moved between the page and the write; the transaction is rolled back, the next cycle sees it."""
