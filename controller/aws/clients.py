@@ -54,9 +54,9 @@ class Clients:
     s3: SdkClient
     s3_once: SdkClient
 
-    def __init__(self, options: ClientOptions | None = None) -> None:
+    def __init__(self, options: ClientOptions | None = None, session: AioSession | None = None) -> None:
         self._options = options or ClientOptions()
-        self._session: AioSession = get_session()
+        self._session: AioSession = session or get_session()
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
