@@ -125,7 +125,10 @@ class RequestSubmit(Payload):
         description="only what was added or changed since that request's plan; refused as unsupported for now",
     )
     labels: dict[Name, Annotated[str, Field(max_length=128)]] = Field(
-        default={}, max_length=16, description="the sender's own tags, returned in every status event"
+        default={},
+        max_length=16,
+        description="the sender's own tags, returned in every status event",
+        json_schema_extra={"additionalProperties": False},
     )
 
 
@@ -139,6 +142,10 @@ class RequestCancel(Payload):
 
 class RequestAmend(Payload):
     """Change priority, deadline or queues of a request that is not finished; a field left out stays."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"anyOf": [{"required": [name]} for name in ("priority", "deadline", "queues")]}
+    )
 
     tenant: Tenant
     idempotency_key: IdempotencyKey
