@@ -22,6 +22,7 @@ HALVE_EVERY_SECONDS = 1.0
 RECOVERY_SECONDS = 60.0  # from nothing to the cap
 BURST_SECONDS = 1.0
 LONGEST_WAIT_SECONDS = 5.0
+GRAIN_SECONDS = 1e-6  # a wait below it is an error of addition
 
 
 class Call(StrEnum):
@@ -74,7 +75,7 @@ class Bucket:
         interval = 1.0 / per_second
         burst_seconds = max(0.0, BURST_SECONDS - interval)
         due_at = max(self._next_at, now - burst_seconds)
-        wait_seconds = max(0.0, due_at - now)
+        wait_seconds = due_at - now if due_at - now > GRAIN_SECONDS else 0.0
         if wait_seconds > longest_wait_seconds:
             return None
         self._next_at = due_at + interval
