@@ -42,7 +42,8 @@ class Reporter:
         self._figures = Figures()
         self._open_chunks: list[int] = []
         self._chunks_left: int | None = None
-        self._ending = threading.Event()
+        self._ending = False
+        self._wake = threading.Event()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -71,21 +72,28 @@ class Reporter:
         with self._lock:
             return self._figures
 
-    def heartbeat(self) -> None:
-        """One extra heartbeat now, for news that should not wait, such as which chunks are about to be opened."""
-        self._send(ReportKind.HEARTBEAT)
+    def nudge(self) -> None:
+        """Let the next heartbeat come at once, for news that a sudden death must not take along: the open chunks.
+
+        A death shortly after opening a chunk would otherwise leave nobody knowing which one it was.
+        """
+        self._wake.set()
 
     def end(self, ending: Ending) -> None:
         """Stop the heartbeats and send `ended`. Returns when it is sent or given up."""
-        self._ending.set()
+        self._ending = True
+        self._wake.set()
         if self._thread is not None:
             self._thread.join()
         self._send(ReportKind.ENDED, ending)
 
     def _run(self) -> None:
         self._send(ReportKind.STARTED)
-        while not self._ending.wait(self._assignment.heartbeat_seconds):
-            self._send(ReportKind.HEARTBEAT)
+        while not self._ending:
+            self._wake.wait(self._assignment.heartbeat_seconds)
+            self._wake.clear()
+            if not self._ending:
+                self._send(ReportKind.HEARTBEAT)
 
     def _send(self, kind: ReportKind, ending: Ending | None = None) -> None:
         try:
@@ -97,7 +105,7 @@ class Reporter:
 
     def _give_up(self, kind: ReportKind) -> Callable[[], bool]:
         """A heartbeat is not worth keeping the end of the job waiting for."""
-        return (lambda: False) if kind is ReportKind.ENDED else self._ending.is_set
+        return (lambda: False) if kind is ReportKind.ENDED else (lambda: self._ending)
 
     def _body(self, kind: ReportKind, ending: Ending | None) -> str:
         with self._lock:

@@ -56,7 +56,7 @@ class Settings:
     """Decode processes of a rank. None: the CPUs left after fetch and engine, shared by the ranks; at least one."""
     stop_seconds: float = 20.0
     """How long an open chunk may go on after SIGTERM; Batch sends SIGKILL at 30."""
-    peers_idle_seconds: float = 900.0
+    peers_idle_seconds: float = 300.0
     """The main node of a multi-node job gives up on the others after so long without a new marker or chunk."""
 
     @classmethod

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -39,6 +39,11 @@ class Preprocessing:
     resize_to: int | None = None
     mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
     std: tuple[float, float, float] = (0.5, 0.5, 0.5)
+
+    @classmethod
+    def parse(cls, fields: Mapping[str, Any]) -> Preprocessing:
+        """From `asdict` after a way through JSON."""
+        return cls(**{**fields, "resize": Resize(fields["resize"])})
 
     @property
     def digest(self) -> str:

@@ -25,7 +25,7 @@ class UnknownModel(LookupError):
 
 def find(model: str, points: Iterable[EntryPoint] | None = None) -> ModelPlugin:
     """The plug-in of `name@version`. An entry point may be named `name`, or `name@version` where there are several."""
-    name, separator, version = model.partition("@")
+    name, separator, _version = model.partition("@")
     if not separator:
         raise UnknownModel(f"{model!r} has no version; write name@version, such as {name}@1")
     known = list(dict.fromkeys([*BUILT_IN, *(entry_points(group=GROUP) if points is None else points)]))

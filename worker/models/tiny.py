@@ -1,6 +1,7 @@
 """`tiny@1`: a fixed random projection of an 8 x 8 thumbnail, for tests and dry runs.
 
-Deterministic, under a millisecond an image, and still sensible: pictures that look alike at a glance land close together.
+Deterministic, under a millisecond an image, and still sensible: pictures that look alike at a glance land close
+together.
 """
 
 from __future__ import annotations
