@@ -5,8 +5,8 @@ says must not be able to run code in its parent.
 
 Children are fresh interpreters (`python -m …`), never forks: native S3 clients and CUDA do not survive one. A child
 gets its end of a socket pair and any shared memory as inherited descriptors, so nothing has a name that could be left
-behind or met by another job. It ends when its parent does: the kernel kills it (Linux), and its channel reads end of file.
-It ignores SIGTERM, which Batch may send to everyone: only the first process decides when to stop.
+behind or met by another job. It ends when its parent does: the kernel kills it (Linux), and its channel reads end of
+file. It ignores SIGTERM, which Batch may send to everyone: only the first process decides when to stop.
 """
 
 from __future__ import annotations

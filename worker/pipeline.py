@@ -1,8 +1,8 @@
 """The data plane of one rank, on one screen: fetch → decode → batch → embed → row, and rows → chunk.
 
 `embed` is the way of one asset; everything about order, limits and failure of a stage is in the stage's own file. An
-asset always ends as exactly one `Row`. Three kinds of process work on it: this one (fetch and orchestration, asyncio), the
-decoders, the engine; pixels and vectors pass through shared memory and never through here.
+asset always ends as exactly one `Row`. Three kinds of process work on it: this one (fetch and orchestration, asyncio),
+the decoders, the engine; pixels and vectors pass through shared memory and never through here.
 
 What holds what back: the engine takes two batches at a time; slots of the ring run out; decoders get no more; their
 bodies stay in the fetch budget; fetching waits.

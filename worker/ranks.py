@@ -1,8 +1,8 @@
 """The ranks of one node as the parent sees them: started, heard, restarted once, stopped.
 
 Ranks share a shard by chunk, never by asset: the shares are disjoint and together are all chunks left. A rank that
-dies is started once more with what it has not closed; if it dies again, the others still finish theirs and then the job is
-`crashed`, with every closed chunk kept. What would fail alike anywhere (`config_error`) or on this host
+dies is started once more with what it has not closed; if it dies again, the others still finish theirs and then the
+job is `crashed`, with every closed chunk kept. What would fail alike anywhere (`config_error`) or on this host
 (`host_sick`, `out_of_memory`) ends the job at once.
 """
 
