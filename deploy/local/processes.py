@@ -25,6 +25,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
+from deploy.local.launcher import AS_WE_ARE
+
 LAUNCHER = Path(__file__).with_name("launcher.py")
 POLL_SECONDS = 0.02
 PORT_ATTEMPTS = 5
@@ -60,7 +62,7 @@ class Process:
         log_path: Path,
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
-        user: str | None = None,
+        identity: str = AS_WE_ARE,
         stop_signal: signal.Signals = signal.SIGTERM,
         death_signal: signal.Signals = signal.SIGKILL,
     ) -> None:
@@ -69,7 +71,7 @@ class Process:
         self._argv = list(argv)
         self._env = dict(os.environ if env is None else env)
         self._cwd = cwd
-        self._user = user or "-"
+        self._identity = identity
         self._stop_signal = stop_signal
         self._death_signal = death_signal
         self._child: subprocess.Popen[bytes] | None = None
@@ -100,7 +102,7 @@ class Process:
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         launcher = [sys.executable, "-I", "-S", str(LAUNCHER)]
-        bonds = [str(os.getpid()), str(int(self._death_signal)), self._user]
+        bonds = [str(os.getpid()), str(int(self._death_signal)), self._identity]
         with self.log_path.open("ab") as log:
             return subprocess.Popen(
                 [*launcher, *bonds, *self._argv],

@@ -1,8 +1,7 @@
 """The whole system on one machine: Postgres, SQS and S3, the Batch stand-in, and controllers, on loopback.
 
-Owns the order of starting and stopping, the environment that everything else reads (`Stack.environment`, the one
-place where the names of settings are), and one state directory. It holds no policy and is never imported by
-product code, which sees only endpoint URLs.
+Owns the order of starting and stopping, the addresses, and one state directory. It holds no policy and is never
+imported by product code, which sees only the variables of `Stack.environment`.
 
     with Stack(Path(".reembed")) as stack:
         stack.start_controller("one")
@@ -16,7 +15,6 @@ that was killed leaves no process (see `processes`), and the next `up` recovers 
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import sys
 from collections.abc import Mapping
@@ -28,16 +26,16 @@ from typing import IO, Self
 
 import httpx
 
-from deploy.local.batch_site import BatchTuning, Definition, Queue, stand_in_config
-from deploy.local.ministack import Ministack, credentials
+from deploy.local.batch_site import BatchTuning, stand_in_config
+from deploy.local.environment import Addresses, inherited, stack_environment, worker_environment
+from deploy.local.ministack import Ministack
 from deploy.local.postgres import Database, Driver, PostgresCluster
 from deploy.local.processes import Process, free_port, start_on_free_port, wait_until
-from deploy.local.resources import BucketName, QueueName, create_buckets, create_queues
+from deploy.local.resources import QueueName, create_buckets, create_queues
 
 DEFAULT_STATE_DIRECTORY = Path(".reembed")
 CONTROLLER_GRACE_SECONDS = 15
 BATCH_GRACE_SECONDS = 15
-FALLBACK_ORDER = (Queue.G6E, Queue.G6, Queue.G5)
 
 
 class AlreadyUpError(RuntimeError):
@@ -53,8 +51,9 @@ class Stack:
         *,
         tuning: BatchTuning | None = None,
         settings: Mapping[str, str] | None = None,
+        worker_settings: Mapping[str, str] | None = None,
     ) -> None:
-        """`settings` are further environment variables for controllers and workers, and win over ours."""
+        """`settings` and `worker_settings` are further environment variables and win over ours."""
         self.directory = state_directory.resolve()
         self.logs = self.directory / "logs"
         self.tuning = tuning or BatchTuning()
@@ -62,6 +61,7 @@ class Stack:
         self.ministack = Ministack(self.directory / "ministack", log_path=self.logs / "ministack.log")
         self.controllers: dict[str, Process] = {}
         self._settings = dict(settings or {})
+        self._worker_settings = dict(worker_settings or {})
         self._queue_urls: dict[QueueName, str] = {}
         self._s3_port = self._batch_port = 0
         self._api_ports: dict[str, int] = {}
@@ -119,53 +119,28 @@ class Stack:
         return f"http://127.0.0.1:{self._api_ports[controller]}"
 
     def environment(self) -> dict[str, str]:
-        """What controllers, the CLI and upstream clients read. Secrets of this machine only."""
-        return {
-            **self._aws_environment(),
-            "REEMBED_DATABASE_URL": self.postgres.url(Database.CONTROL, Driver.ASYNCPG),
-            "REEMBED_INDEX_DATABASE_URL": self.postgres.url(Database.INDEX, Driver.PSYCOPG),
-            "REEMBED_CONTROL_BUCKET": BucketName.CONTROL,
-            "REEMBED_REQUEST_QUEUE_URL": self.queue_url(QueueName.REQUESTS),
-            "REEMBED_REPORT_QUEUE_URL": self.queue_url(QueueName.REPORTS),
-            "REEMBED_BATCH_EVENT_QUEUE_URL": self.queue_url(QueueName.BATCH_EVENTS),
-            "REEMBED_REJECT_QUEUE_URL": self.queue_url(QueueName.REJECTS),
-            "REEMBED_STATUS_QUEUE_URL": self.queue_url(QueueName.STATUS),
-            "REEMBED_QUEUES": json.dumps(FALLBACK_ORDER),
-            "REEMBED_MULTI_NODE_QUEUES": json.dumps([Queue.ONDEMAND]),
-            "REEMBED_CPU_QUEUE": Queue.CPU,
-            "REEMBED_PREPARE_DEFINITION": Definition.PREPARE,
-            "REEMBED_INFER_DEFINITION": Definition.INFER,
-            "REEMBED_INFER_NODES_DEFINITION": Definition.INFER_NODES,
-            "REEMBED_INDEX_DEFINITION": Definition.INDEX,
-            **self._settings,
-        }
-
-    def _aws_environment(self) -> dict[str, str]:
-        return {
-            **credentials(),
-            "AWS_ENDPOINT_URL_S3": self.s3_endpoint,
-            "AWS_ENDPOINT_URL_SQS": self.sqs_endpoint,
-            "AWS_ENDPOINT_URL_EVENTS": self.sqs_endpoint,
-            "AWS_ENDPOINT_URL_BATCH": self.batch_endpoint,
-        }
-
-    def _worker_environment(self) -> dict[str, str]:
-        """What a container gets whatever its role; no Batch, no database."""
-        aws = {name: value for name, value in self._aws_environment().items() if not name.endswith("_BATCH")}
-        one_thread = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-        return aws | one_thread | self._settings
+        """What controllers, the CLI and upstream clients read."""
+        addresses = Addresses(
+            s3_endpoint=self.s3_endpoint,
+            sqs_endpoint=self.sqs_endpoint,
+            batch_endpoint=self.batch_endpoint,
+            control_database_url=self.postgres.url(Database.CONTROL, Driver.ASYNCPG),
+            index_database_url=self.postgres.url(Database.INDEX, Driver.PSYCOPG),
+            queue_urls=self._queue_urls,
+        )
+        return stack_environment(addresses, self.tuning.gpu_slots) | self._settings
 
     # -- controllers ---------------------------------------------------------------------------------
 
     def start_controller(self, name: str = "one", **settings: str) -> str:
         """Start, or start again at the same address, the controller of this name; its base URL when ready."""
         port = self._api_ports.setdefault(name, free_port())
-        own = {"REEMBED_CONTROLLER_NAME": name, "REEMBED_API_HOST": "127.0.0.1", "REEMBED_API_PORT": str(port)}
+        own = {"REEMBED_REPLICA": name, "REEMBED_API__PORT": str(port)}
         process = Process(
             f"controller-{name}",
             [sys.executable, "-m", "controller.main"],
             log_path=self.logs / f"controller-{name}.log",
-            env={**_inherited(), **self.environment(), **own, **settings},
+            env={**inherited(), **self.environment(), **own, **settings},
         )
         if name not in self.controllers:
             self._cleanup.callback(self.stop_controller, name)
@@ -218,7 +193,7 @@ class Stack:
         def proxy(port: int) -> Process:
             arguments = ["--port", str(port), "--target", self.ministack.endpoint]
             argv = [sys.executable, "-m", "deploy.local.s3proxy", *arguments]
-            return Process("s3proxy", argv, log_path=self.logs / "s3proxy.log", env=_inherited())
+            return Process("s3proxy", argv, log_path=self.logs / "s3proxy.log", env=inherited())
 
         process, self._s3_port = start_on_free_port(proxy)
         self._cleanup.callback(process.stop, grace_seconds=2)
@@ -230,7 +205,7 @@ class Stack:
             self.tuning,
             events_queue_url=self.queue_url(QueueName.BATCH_EVENTS),
             sqs_endpoint=self.sqs_endpoint,
-            worker_environment=self._worker_environment(),
+            worker_environment=worker_environment(self.s3_endpoint, self.sqs_endpoint) | self._worker_settings,
             index_database_url=self.postgres.url(Database.INDEX, Driver.PSYCOPG),
             working_directory=workplace,
         )
@@ -241,7 +216,7 @@ class Stack:
         def stand_in(port: int) -> Process:
             files = ["--config", str(config_file), "--log-dir", str(self.logs / "jobs")]
             argv = [sys.executable, "-m", "deploy.local.batch", "--port", str(port), *files]
-            return Process("batch", argv, log_path=self.logs / "batch.log", env=_inherited())
+            return Process("batch", argv, log_path=self.logs / "batch.log", env=inherited())
 
         process, self._batch_port = start_on_free_port(stand_in)
         self._cleanup.callback(process.stop, BATCH_GRACE_SECONDS)
@@ -252,11 +227,6 @@ class Stack:
 
         with ThreadPoolExecutor(max_workers=1) as pool:
             pool.submit(upgrade, self.postgres.url(Database.CONTROL, Driver.ASYNCPG)).result()
-
-
-def _inherited() -> dict[str, str]:
-    """Our environment without the user's own AWS account."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "REEMBED_"))}
 
 
 def _answers(url: str) -> bool:

@@ -14,7 +14,7 @@ import psutil
 import psycopg
 import pytest
 
-from deploy.local.postgres import Database, Driver, PostgresCluster
+from deploy.local.postgres import SYSTEM_USER_FOR_ROOT, Database, Driver, PostgresCluster
 
 CONTROL, INDEX = Database.CONTROL, Database.INDEX
 
@@ -122,6 +122,16 @@ def test_a_cluster_of_a_killed_supervisor_is_taken_over(tmp_path: Path) -> None:
         assert connection.execute("SELECT 1").fetchone() == (1,)
     assert not psutil.pid_exists(old) or psutil.Process(old).status() == psutil.STATUS_ZOMBIE
     server.stop()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root needs another user to run Postgres")
+def test_root_without_namespaces_runs_it_as_another_user(tmp_path: Path) -> None:
+    server = PostgresCluster(tmp_path / "postgres", log_path=tmp_path / "postgres.log")
+    server.__dict__["_identity"] = SYSTEM_USER_FOR_ROOT  # as found where unshare is refused
+    server.start()
+    owner = (tmp_path / "postgres" / "data").owner()
+    server.stop()
+    assert owner == SYSTEM_USER_FOR_ROOT
 
 
 def test_an_unfinished_creation_is_redone(tmp_path: Path) -> None:
