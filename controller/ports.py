@@ -197,7 +197,7 @@ class ObjectStore(Protocol):
     async def put(self, location: Location, body: bytes) -> None: ...
 
     async def put_new(self, location: Location, body: bytes) -> bool:
-        """If-None-Match: *; False when something is there already."""
+        """If-None-Match: *; False when something else is there already. Equal bytes count as this put."""
         ...
 
 
@@ -252,7 +252,8 @@ class Shards(Protocol):
     async def apply(self, change: ShardChange) -> bool: ...
 
     async def due(self, now: datetime, limit: int) -> Sequence[Shard]:
-        """Pending and eligible, of running requests that are not paused; by request priority, age, ordinal."""
+        """Pending and eligible, without a live attempt, of running requests that are not paused; by request
+        priority, age, ordinal."""
         ...
 
     async def counts(self, request_id: str) -> ShardCounts: ...
@@ -279,7 +280,9 @@ class Shards(Protocol):
 class Attempts(Protocol):
     async def insert_many(self, attempts: Sequence[Attempt]) -> None: ...
 
-    async def get(self, attempt_id: str) -> Attempt | None: ...
+    async def get(self, attempt_id: str, *, lock: bool = False) -> Attempt | None:
+        """`lock`: nobody else changes it before this transaction ends; for sums over what it was and becomes."""
+        ...
 
     async def apply(self, change: AttemptChange) -> bool: ...
 
@@ -300,7 +303,7 @@ class Attempts(Protocol):
     async def live(self, request_id: str, limit: int) -> Sequence[Attempt]: ...
 
     async def claim_due(self, holder: str, now: datetime, until: datetime, limit: int) -> Sequence[Attempt]:
-        """Live attempts whose next check is due and whose job has a Batch id; sets the claim; SKIP LOCKED."""
+        """Live attempts whose next check is due, with or without a Batch id; sets the claim; SKIP LOCKED."""
         ...
 
     async def checked(self, attempt_ids: Sequence[str], holder: str, next_check_at: datetime) -> None:
@@ -315,10 +318,12 @@ class Attempts(Protocol):
         """Every unstarted infer attempt of a queue without an intent; the number marked."""
         ...
 
-    async def intend_stop_request(self, request_id: str, intent: StopIntent) -> int: ...
+    async def intend_stop_request(self, request_id: str, intent: StopIntent) -> int:
+        """CANCEL: every live attempt, over any other intent. Else every unstarted infer attempt without one."""
+        ...
 
     async def loads(self) -> Sequence[QueueLoad]:
-        """Live infer attempts by queue."""
+        """Live infer attempts by queue; `last_started_at` also counts those that have ended."""
         ...
 
     async def hear_again(self, since: datetime, now: datetime) -> int:
@@ -379,12 +384,16 @@ class Events(Protocol):
 
     async def sent(self, event_ids: Sequence[str], now: datetime) -> None: ...
 
-    async def of_request(self, request_id: str, limit: int) -> Sequence[OutboxEvent]: ...
+    async def of_request(self, request_id: str, limit: int) -> Sequence[OutboxEvent]:
+        """Newest first."""
+        ...
 
     async def prune(self, sent_before: datetime, limit: int) -> int: ...
 
 
 class Totals(Protocol):
+    """What is added is written at the end of the transaction."""
+
     async def add(self, deltas: Mapping[TotalKey, float]) -> None: ...
 
     async def all(self) -> Mapping[TotalKey, float]: ...
@@ -403,7 +412,9 @@ class Operations(Protocol):
         self, *, id: str, at: datetime, actor: str, action: str, target: str, reason: str, detail: Mapping[str, Any]
     ) -> None: ...
 
-    async def audit_of(self, target: str, limit: int) -> Sequence[Mapping[str, Any]]: ...
+    async def audit_of(self, target: str, limit: int) -> Sequence[Mapping[str, Any]]:
+        """Newest first."""
+        ...
 
 
 class Measures(Protocol):
@@ -421,7 +432,9 @@ class Measures(Protocol):
         """(queue, outcome or `running`) → seconds from start to end (or now-independent last contact)."""
         ...
 
-    async def outcomes(self, request_id: str) -> Mapping[Outcome, int]: ...
+    async def outcomes(self, request_id: str) -> Mapping[Outcome, int]:
+        """How its infer attempts ended."""
+        ...
 
 
 class Transaction(Protocol):

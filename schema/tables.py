@@ -2,6 +2,9 @@
 
 Every time is `timestamptz`, every id text made by the caller (never by the database), so that a run can be
 replayed. `claimed_by`/`claim_until` mark rows that one replica works on; `epoch` joins leader-only writes.
+
+Indexes serve the loops' own questions with a million shards: those of one state are partial, so that finished work,
+which is most of every table, is neither in them nor in the way.
 """
 
 from __future__ import annotations
@@ -71,6 +74,7 @@ requests = Table(
     _one_of("state", RequestState),
     Index("requests_idempotency", "tenant", "idempotency_key", unique=True),
     Index("requests_by_state", "state", "priority", "created_at"),
+    Index("requests_by_age", "created_at", "id"),
 )
 
 shards = Table(
@@ -97,10 +101,23 @@ shards = Table(
     Column("marker_key", Text),
     Column("ok", Integer),
     Column("bad", Integer),
-    Column("statuses", JSONB),
+    Column("statuses", JSONB(none_as_null=True)),
     Column("indexed_digest", Text, comment="marker digest in the index's ledger"),
     _one_of("state", ShardState),
-    Index("shards_due", "state", "eligible_at"),
+    Index("shards_by_state", "request_id", "state", "shard"),
+    Index(
+        "shards_due",
+        "request_id",
+        "shard",
+        "eligible_at",
+        postgresql_where=text("state = 'pending'"),
+    ),
+    Index(
+        "shards_unindexed",
+        "request_id",
+        "shard",
+        postgresql_where=text("state = 'succeeded' AND indexed_digest IS DISTINCT FROM marker_digest"),
+    ),
 )
 
 jobs = Table(
@@ -130,6 +147,7 @@ jobs = Table(
     Index("jobs_open", "state", "created_at"),
     Index("jobs_batch_id", "batch_job_id"),
     Index("jobs_by_request", "request_id"),
+    Index("jobs_watched", "watch_until", postgresql_where=text("state = 'closed' AND batch_job_id IS NULL")),
 )
 
 attempts = Table(
@@ -185,8 +203,17 @@ attempts = Table(
     ),
     Index("attempts_due", "next_check_at", postgresql_where=text("state <> 'ended'")),
     Index("attempts_by_job", "job_id", "array_index", unique=True),
-    Index("attempts_by_shard", "request_id", "shard"),
+    Index("attempts_by_shard", "request_id", "kind", "shard"),
     Index("attempts_by_batch_id", "batch_job_id"),
+    Index("attempts_live", "request_id", "created_at", "id", postgresql_where=text("state <> 'ended'")),
+    Index("attempts_live_by_job", "job_id", postgresql_where=text("state <> 'ended'")),
+    Index(
+        "attempts_to_stop",
+        "stop_requested_at",
+        postgresql_where=text("state <> 'ended' AND stop_intent IS NOT NULL"),
+    ),
+    Index("attempts_started", "queue", "started_at", postgresql_where=text("kind = 'infer'")),
+    Index("attempts_measured", "ended_at", postgresql_where=text("outcome = 'succeeded' AND kind = 'infer'")),
 )
 
 leases = Table(
@@ -223,6 +250,8 @@ outbox = Table(
     Column("claimed_by", Text),
     _time("claim_until"),
     Index("outbox_unsent", "created_at", postgresql_where=text("sent_at IS NULL")),
+    Index("outbox_sent", "sent_at", postgresql_where=text("sent_at IS NOT NULL")),
+    Index("outbox_by_request", "request_id", "created_at"),
 )
 
 totals = Table(
@@ -245,6 +274,7 @@ audit = Table(
     Column("target", Text, nullable=False),
     Column("reason", Text, nullable=False),
     Column("detail", JSONB, nullable=False, server_default=text("'{}'::jsonb")),
+    Index("audit_by_target", "target", "at"),
 )
 
 operations = Table(

@@ -1,0 +1,69 @@
+"""A real Postgres for tests: one server a session, one migrated template, a copy of it for each test."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+from sqlalchemy import make_url
+
+from deploy.local.postgres import Database, Driver, PostgresCluster
+from schema.migrations.run import upgrade
+
+_TEMPLATE = "reembed_template"
+
+
+class TestServer:
+    """Databases that cost a few milliseconds each. `cluster` is there for tests that crash or restart it."""
+
+    __test__ = False
+
+    def __init__(self, cluster: PostgresCluster) -> None:
+        self.cluster = cluster
+        self._numbers = itertools.count(1)
+        self._migrated = False
+
+    @contextmanager
+    def database(self, *, migrated: bool = True) -> Iterator[str]:
+        """The asyncpg URL of a new database; dropped at the end, whoever is still connected."""
+        if migrated and not self._migrated:
+            self._execute(f"CREATE DATABASE {_TEMPLATE}")
+            upgrade(self._url(_TEMPLATE))
+            self._migrated = True
+        name = f"test_{next(self._numbers)}"
+        self._execute(f"CREATE DATABASE {name} TEMPLATE {_TEMPLATE if migrated else 'template0'}")
+        try:
+            yield self._url(name)
+        finally:
+            self._execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+    def _url(self, database: str) -> str:
+        url = make_url(self.cluster.url(Database.CONTROL, Driver.ASYNCPG)).set(database=database)
+        return url.render_as_string(hide_password=False)
+
+    def _execute(self, statement: str) -> None:
+        url = self.cluster.url(Database.CONTROL, Driver.PSYCOPG)
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute(statement.encode())
+
+
+@contextmanager
+def postgres_server(directory: Path) -> Iterator[TestServer]:
+    """A running cluster whose owner of the control database may create databases."""
+    cluster = PostgresCluster(directory / "postgres", log_path=directory / "postgres.log")
+    cluster.start()
+    try:
+        _allow_databases(cluster, (directory / "postgres" / "password").read_text())
+        yield TestServer(cluster)
+    finally:
+        cluster.stop()
+
+
+def _allow_databases(cluster: PostgresCluster, superuser_password: str) -> None:
+    owner = make_url(cluster.url(Database.CONTROL, Driver.PSYCOPG))
+    superuser = owner.set(username="postgres", password=superuser_password, database="postgres")
+    with psycopg.connect(superuser.render_as_string(hide_password=False), autocommit=True) as connection:
+        connection.execute(f"ALTER ROLE {owner.username} CREATEDB".encode())
