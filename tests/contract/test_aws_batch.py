@@ -243,6 +243,7 @@ async def long_running(batch_clients: Clients) -> None:
 async def test_a_lost_answer_is_ambiguous_and_the_job_is_found(
     batch: Batch, spec: SubmitSpec, stand_in: StandIn
 ) -> None:
+    await batch.submit(replace(spec, name=f"{spec.name}-before"))  # HTTP clients repeat calls on used connections
     lost = stand_in.fired()["lost_responses"]
     stand_in.arm(LostResponse())
     with pytest.raises(Ambiguous):
@@ -250,7 +251,7 @@ async def test_a_lost_answer_is_ambiguous_and_the_job_is_found(
     assert stand_in.fired()["lost_responses"] == lost + 1
     (found,) = await until_listed(lambda: batch.find(QUEUE, spec.name), 1)
     await until(batch, found.batch_job_id, terminal)
-    assert len(await batch.find(QUEUE, spec.name)) == 1, "one call, one job"
+    assert [job["name"] for job in stand_in.jobs()].count(spec.name) == 1, "one call, one job"
 
 
 async def test_a_late_answer_is_ambiguous(batch: Batch, spec: SubmitSpec, stand_in: StandIn) -> None:

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 
 from controller.aws.clients import ClientOptions, Clients
 from controller.aws.sqs import SqsInbox, SqsOutbox
@@ -138,7 +139,7 @@ async def test_no_service_is_unavailable(aws_environment: pytest.MonkeyPatch, un
 
 
 class HalfBrokenSqs:
-    """Answers the first call in full, then fails every other call: what AWS does to a bucket of calls at once."""
+    """Answers the first call in full, then fails every other one."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -164,8 +165,6 @@ class FullSqs:
     """At the limit of messages in flight, where a short poll is an error."""
 
     async def receive_message(self, **_parameters: object) -> Mapping[str, Any]:
-        from botocore.exceptions import ClientError
-
         error = {"Error": {"Code": "OverLimit", "Message": "Too many messages in flight"}}
         raise ClientError(error | {"ResponseMetadata": {"HTTPStatusCode": 403}}, "ReceiveMessage")
 
