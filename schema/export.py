@@ -1,13 +1,15 @@
 """`python -m schema.export [DIRECTORY]` writes the contracts that upstream teams validate against.
 
 One JSON Schema (2020-12) for each message type, describing the whole SQS body, and one AsyncAPI 3.0 document of the
-four queues. All of it comes from `schema.messages`; a test compares the committed files with a fresh export, so a
-change of a model shows up in review as a change of the contract. Output is deterministic.
+four queues; without a directory also the tables of fields in docs/contracts.md. All of it comes from
+`schema.messages`; a test compares the committed files with a fresh export, so a change of a model shows up in review
+as a change of the contract. Output is deterministic.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any, cast
@@ -15,13 +17,16 @@ from typing import Any, cast
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from schema.messages import PAYLOADS, Envelope, MessageType
+from schema.messages import PAYLOADS, Envelope, InlineSource, ManifestSource, MessageType, Output, PrefixSource
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 MAJOR = 1
 DIRECTORY = Path(__file__).parent / "contracts"
+GUIDE = Path(__file__).parents[1] / "docs" / "contracts.md"
+_TABLE = re.compile(r"(<!-- fields of (\w+) -->\n).*?(\n<!-- end -->)", re.DOTALL)
 
 Json = dict[str, Any]
+_MODELS = (Envelope, PrefixSource, ManifestSource, InlineSource, Output)
 
 #: channel → (SQS queue, which messages, what it is for)
 CHANNELS: dict[str, tuple[str, tuple[MessageType, ...], str]] = {
@@ -111,11 +116,19 @@ def field_table(model: type[BaseModel]) -> str:
     return "\n".join(rows)
 
 
+def guide(text: str) -> str:
+    """The guide with every marked table of fields as the models have it now."""
+    models = {model.__name__: model for model in (*_MODELS, *PAYLOADS.values())}
+    return _TABLE.sub(lambda found: found[1] + field_table(models[found[2]]) + found[3], text)
+
+
 def main(arguments: list[str]) -> None:
     directory = Path(arguments[0]) if arguments else DIRECTORY
     directory.mkdir(parents=True, exist_ok=True)
     for name, text in contracts().items():
         (directory / name).write_text(text, encoding="utf-8")
+    if not arguments and GUIDE.exists():  # not part of the wheel
+        GUIDE.write_text(guide(GUIDE.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def _envelope(kind: MessageType, data: Json) -> Json:
@@ -182,9 +195,9 @@ def _limits(declared: Json) -> str:
 
 def _type(said: Json) -> str:
     if "oneOf" in said:
-        return "object, one of the sources below"
+        return "object with `kind`"
     if said.get("$ref"):
-        return str(said["$ref"]).rsplit("/", 1)[-1]
+        return "object"
     if "const" in said or "enum" in said:
         return " or ".join(f'`"{value}"`' for value in said.get("enum", [said.get("const")]))
     if said.get("format") == "date-time":

@@ -107,7 +107,7 @@ Deadline = Annotated[
     BeforeValidator(_instant),
     AfterValidator(_utc),
     Field(
-        description="when the output is needed, RFC 3339 with an offset; orders work, never stops it",
+        description="when the output is needed; it must lie ahead",
         json_schema_extra={"pattern": _RFC3339_PATTERN},
     ),
 ]

@@ -65,7 +65,7 @@ class ManifestSource(Payload):
     bucket: Bucket = Field(description="bucket of the assets that the file lists")
     uri: S3Uri = Field(description="the file: .parquet or .csv with column `key`, optionally `size` and `etag`")
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = Field(
-        default=None, description="of the file; the request fails when the file has another"
+        default=None, description="of the file; a file with another is not read"
     )
 
 
@@ -127,7 +127,7 @@ class RequestSubmit(Payload):
     labels: dict[Name, Annotated[str, Field(max_length=128)]] = Field(
         default={},
         max_length=16,
-        description="the sender's own tags, returned in every status event",
+        description="the sender's own tags, returned in every status event; names like `index`, values up to 128 long",
         json_schema_extra={"additionalProperties": False},
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from controller.core.rejects import ADVICE, MAX_ORIGINAL_BYTES, RULES, cut
 from schema.messages import MessageType, Mode, RejectCode, encode
 
 EXAMPLES = Path(__file__).parents[2] / "schema" / "examples"
+GUIDE = (Path(__file__).parents[2] / "docs" / "contracts.md").read_text(encoding="utf-8")
 DEPLOYMENT = json.loads((EXAMPLES / "deployment.json").read_text())
 DIGESTS = json.loads((EXAMPLES / "digests.json").read_text())
 NOW = datetime.fromisoformat(DEPLOYMENT["now"])
@@ -304,6 +306,59 @@ def test_what_is_cut_is_a_prefix_that_fits_and_little_is_lost() -> None:
         assert text.startswith(kept)
         assert len(json.dumps(kept)) <= 300
     assert len(cut("a" * 2 * MAX_ORIGINAL_BYTES, MAX_ORIGINAL_BYTES)) > 0.99 * MAX_ORIGINAL_BYTES
+
+
+def test_guide_has_every_code_with_its_meaning_and_fix() -> None:
+    sections = dict(re.findall(r"^### `(\w+)`\n\n(.*?)(?=^#|\Z)", GUIDE, re.DOTALL | re.MULTILINE))
+    assert set(sections) == set(RejectCode)
+    for code, rule in RULES.items():
+        assert sections[code].startswith(rule.meaning)
+        assert f"\nFix: {rule.fix}.\n" in sections[code]
+
+
+class RecordedSqs:
+    """Answers as SQS would and keeps what was sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[dict[str, Any]] = []
+
+    def send_message(self, **arguments: Any) -> dict[str, Any]:
+        self.sent.append(arguments)
+        return {}
+
+    def receive_message(self, **_: Any) -> dict[str, Any]:
+        name = request_id("search", "stock-2026-12")
+        data = {"request_id": name, "tenant": "search", "idempotency_key": "stock-2026-12"}
+        return {"Messages": [{"Body": json.dumps({"type": "status.succeeded", "data": data}), "ReceiptHandle": "r"}]}
+
+    def delete_message(self, **_: Any) -> None: ...
+
+
+@pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL), ids=["boto3", "client"])
+def test_guide_sends_what_is_admitted_from_python(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    sqs = RecordedSqs()
+    monkeypatch.setattr("boto3.client", lambda _: sqs)
+    exec(compile(code, "docs/contracts.md", "exec"), {})
+    (sent,) = sqs.sent
+    assert sent["MessageBody"].isascii()
+    assert sent["MessageAttributes"]["type"]["StringValue"] == json.loads(sent["MessageBody"])["type"]
+    answer = admit(sent["MessageBody"], POLICY, NOW)
+    assert isinstance(answer, Submit), answer
+    assert sent["MessageGroupId"] == answer.message.tenant
+
+
+def test_guide_sends_what_is_admitted_from_the_shell() -> None:
+    bodies = re.findall(r"<<'EOF'\n(.*?)^EOF$", GUIDE, re.DOTALL | re.MULTILINE)
+    assert bodies
+    for body in bodies:
+        assert isinstance(admit(body, POLICY, NOW), Submit)
+
+
+def test_guide_cancels_and_amends_with_what_is_admitted() -> None:
+    shown = [
+        admit(body, POLICY, NOW) for body in re.findall(r"```json\n(.*?)```", GUIDE, re.DOTALL) if '"request.' in body
+    ]
+    assert {type(answer) for answer in shown} >= {Cancel, Amend}
 
 
 def test_advice_is_one_line_each() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
@@ -28,6 +29,7 @@ from schema.parsing import parse_strict
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "schema" / "examples"
+GUIDE = ROOT / "docs" / "contracts.md"
 CONTRACTS = ROOT / "schema" / "contracts"
 VALID = sorted((EXAMPLES / "valid").rglob("*.json"))
 INVALID = sorted((EXAMPLES / "invalid").glob("*.json"))
@@ -171,6 +173,24 @@ def test_every_field_that_upstream_sees_has_a_meaning(model: type[RequestSubmit]
     if model is not PAYLOADS[MessageType.WORKER_REPORT]:
         for line in export.field_table(model).splitlines()[2:]:
             assert line.split(" | ")[-1].strip(" |"), line
+
+
+def test_guide_has_the_tables_of_all_payloads_as_the_models_say() -> None:
+    text = GUIDE.read_text(encoding="utf-8")
+    assert text == export.guide(text), "run: python -m schema.export"
+    shown = set(re.findall(r"<!-- fields of (\w+) -->", text))
+    upstream = {model.__name__ for kind, model in PAYLOADS.items() if kind is not MessageType.WORKER_REPORT}
+    assert shown == upstream | {"Envelope", "PrefixSource", "ManifestSource", "InlineSource", "Output"}
+
+
+def test_guide_shows_a_valid_example_of_every_message_that_upstream_sees() -> None:
+    shown: set[str] = set()
+    for block in re.findall(r"```json\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL):
+        document = json.loads(block)
+        schema_of(document["type"]).validate(document)
+        shown.add(document["type"])
+    sent_otherwise = {MessageType.REQUEST_SUBMIT, MessageType.WORKER_REPORT}  # in the sections on sending; internal
+    assert shown == set(MessageType) - sent_otherwise
 
 
 def submit(**changes: Any) -> dict[str, Any]:
