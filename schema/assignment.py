@@ -101,7 +101,7 @@ class IndexAssignment(Common):
     output_uri: str
     model: str
     dtype: Literal["float16", "float32"] = "float16"
-    index: str | None = Field(description="alias that search uses; None: Parquet only")
+    index: str | None = Field(default=None, description="alias that search uses; None: Parquet only")
     index_table: str
     shards: list[IndexedShard]
     gaps: list[int] = []

@@ -14,9 +14,8 @@ from typing import Any, TypeVar
 
 from botocore import exceptions
 
-from schema import assignment
-from schema.layout import Location
-from worker.context import ConfigError, Context, Interrupted, Voided
+from worker.commit import check_not_void
+from worker.context import ConfigError, Context, Interrupted
 
 _T = TypeVar("_T")
 
@@ -90,10 +89,5 @@ def get(client: Any, bucket: str, key: str, stop: threading.Event) -> bytes:
 
 
 def refuse_if_void(context: Context) -> None:
-    """Raise `Voided` if the controller withdrew our assignment meanwhile. Asked before anything is published."""
-    location = Location.parse(context.assignment_uri)
-    try:
-        if assignment.parse(get(context.s3, location.bucket, location.key, context.stop)).void:
-            raise Voided("the assignment was withdrawn while it was worked on")
-    except Refused as refused:
-        raise Voided(f"the assignment cannot be read any more: {refused}") from refused
+    """Raise `Voided` if the controller withdrew our assignment meanwhile; asked before anything is published."""
+    patiently(lambda: check_not_void(context.s3, context.assignment_uri), context.stop, "read the assignment again")

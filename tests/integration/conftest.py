@@ -1,4 +1,4 @@
-"""Services that integration tests of the worker share: one ministack and one Postgres for the whole run."""
+"""Services that integration tests of the worker share for the whole run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 from botocore.config import Config
 
 from deploy.local.ministack import Ministack
-from deploy.local.postgres import Database, Driver, PostgresCluster
+from deploy.local.postgres import Database, Driver
+from tests.postgres import TestServer
 
 
 @pytest.fixture(scope="session")
@@ -40,10 +41,6 @@ def s3_client(aws_endpoint: str) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
-def index_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def index_url(postgres_server: TestServer) -> str:
     """The index database, with pgvector; tests use tables and aliases of their own."""
-    directory = tmp_path_factory.mktemp("shared-postgres")
-    cluster = PostgresCluster(directory / "postgres", log_path=directory / "postgres.log")
-    cluster.start()
-    yield cluster.url(Database.INDEX, Driver.PSYCOPG)
-    cluster.stop()
+    return postgres_server.cluster.url(Database.INDEX, Driver.PSYCOPG)
