@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from controller.core import transitions
-from controller.core.batch_events import parse
+from controller.core.batch_events import parse_event
 from controller.core.facts import JobView, QueueBlocked
 from controller.core.records import Attempt
 from controller.loops.context import Context, log
@@ -29,7 +29,7 @@ class BatchEvents:
         done = []
         for delivery in deliveries:
             try:
-                await self._take(parse(delivery.body), context.clock.now())
+                await self._take(parse_event(delivery.body), context.clock.now())
             except Unavailable as error:
                 log.warning("batch_event_postponed", error=str(error))
                 continue

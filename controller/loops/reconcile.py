@@ -164,7 +164,7 @@ class Reconcile:
         async with context.store.transaction() as tx:
             known = await tx.jobs.known_names([view.name for view in views])
         for view in views:
-            if is_orphan(known.get(view.name), view):
+            if is_orphan(known.get(view.name), view, context.clock.now(), context.settings.reconcile.lost_seconds):
                 await context.batch.terminate(view.batch_job_id, "reembed: no live job row of this name")
                 context.recorder.count("orphans_stopped", queue=queue)
                 log.error("orphan_stopped", batch_job_id=view.batch_job_id, name=view.name, queue=queue)
@@ -179,10 +179,15 @@ def batch_id(job: Job, attempt: Attempt) -> str | None:
     return job.batch_job_id if job.size == 1 else f"{job.batch_job_id}:{attempt.array_index}"
 
 
-def is_orphan(job: Job | None, view: JobView) -> bool:
-    """No row, a row that was given up or is finished, or a twin of the one that the row adopted."""
+def is_orphan(job: Job | None, view: JobView, now: datetime, grace_seconds: float) -> bool:
+    """No row, a row that was given up, a twin of the one that the row adopted, or one that outlives its row.
+
+    A worker reports its end a moment before Batch sees it, so a closed job's own child may go on for the grace.
+    """
     if job is None:
         return True
     if job.state is JobState.INTENDED:
         return False
-    return job.state is JobState.CLOSED or job.batch_job_id != view.batch_job_id
+    if job.batch_job_id is None or job.batch_job_id != view.batch_job_id:
+        return True
+    return job.closed_at is not None and now - job.closed_at > timedelta(seconds=grace_seconds)
