@@ -22,7 +22,18 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
+from PIL import (  # the plug-ins register themselves, and no others are wanted
+    BmpImagePlugin,
+    GifImagePlugin,
+    Image,
+    ImageFile,
+    ImageOps,
+    JpegImagePlugin,
+    PngImagePlugin,
+    TiffImagePlugin,
+    UnidentifiedImageError,
+    WebPImagePlugin,
+)
 
 from schema.states import RowStatus
 from worker import ring
@@ -30,7 +41,15 @@ from worker.channel import Channel, attach
 from worker.models.plugin import Preprocessing, Resize
 from worker.rows import Failure, Picture
 
-FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+#: What may be opened. Pillow opens MPO, a JPEG with more pictures behind it, as a JPEG.
+FORMATS = (
+    JpegImagePlugin.JpegImageFile.format,
+    PngImagePlugin.PngImageFile.format,
+    WebPImagePlugin.WebPImageFile.format,
+    GifImagePlugin.GifImageFile.format,
+    BmpImagePlugin.BmpImageFile.format,
+    TiffImagePlugin.TiffImageFile.format,
+)
 DRAFT_FACTOR = 2
 WHITE = (255, 255, 255)
 ERROR_CHARACTERS = 300

@@ -40,3 +40,4 @@ def configure(**fields: object) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.INFO)
+    logging.getLogger("botocore").setLevel(logging.WARNING)

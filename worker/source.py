@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -95,6 +96,7 @@ class Bucket:
         self._endpoint = environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL")
         self._store = self._native()
         self._botocore: Any = None
+        self._making = threading.Lock()
         self._fallback_slots = asyncio.Semaphore(FALLBACK_THREADS)
 
     async def get(self, key: bytes, expected: Expected) -> Body | Failure:
@@ -172,11 +174,12 @@ class Bucket:
 
     def _client(self) -> Any:
         """Made at the first odd key: importing botocore costs more than most ranks' whole start."""
-        if self._botocore is None:
-            from worker.aws import s3_client
+        with self._making:
+            if self._botocore is None:
+                from worker.aws import s3_client
 
-            self._botocore = s3_client(max_attempts=1, connections=FALLBACK_THREADS)
-        return self._botocore
+                self._botocore = s3_client(max_attempts=1, connections=FALLBACK_THREADS)
+            return self._botocore
 
 
 def _whole(data: bytes | memoryview, size: int, etag: str) -> Body | Failure:

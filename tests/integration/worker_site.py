@@ -1,4 +1,4 @@
-"""A place for worker attempts to run in: buckets, a report queue, a planned shard, and the real worker as a subprocess."""
+"""A place for worker attempts: buckets, a report queue, a planned shard, and the real worker as a subprocess."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ class Site:
     ) -> ExitCode:
         attempt = self.start(self.assign(*entries, **changes), ranks=ranks, **(environment or {}))
         code = attempt.wait()
-        print(attempt.log)  # shown only when the test fails
+        sys.stdout.write(attempt.log)  # shown only when the test fails
         return code
 
     # --- what is there afterwards -----------------------------------------------------------------------------------
