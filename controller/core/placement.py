@@ -60,7 +60,8 @@ def _is_dry(state: QueueState, load: QueueLoad, now: datetime, limits: CircuitLi
     if not load.queued or load.oldest_queued_at is None:
         return False
     patience = timedelta(seconds=limits.start_seconds)
-    last_progress = max(filter(None, [load.oldest_queued_at, load.last_started_at, state.circuit_changed_at]))
+    signs = [load.oldest_queued_at, load.last_started_at, load.last_busy_at, state.circuit_changed_at]
+    last_progress = max(filter(None, signs))
     # While something runs, its end frees room: only a reason may call such a queue dry.
     if not load.running and now - last_progress >= patience:
         return True

@@ -190,6 +190,8 @@ class QueueLoad:
     running: int = 0
     oldest_queued_at: datetime | None = None
     last_started_at: datetime | None = None
+    last_busy_at: datetime | None = None
+    """When the leader last saw something run there; not from rows."""
 
 
 class OperationKind(StrEnum):

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 
 from controller.core import cycle, transitions
 from controller.core.decisions import KeepQueue, StartAttempts, StopUnstarted
 from controller.core.jobs import infer_job
-from controller.core.records import Attempt, Request, Shard
+from controller.core.records import Attempt, QueueLoad, Request, Shard
 from controller.loops.context import Context, log
 from controller.loops.leader import Leadership
 from controller.loops.runner import Outcome
@@ -30,6 +31,7 @@ class Dispatch:
         self._context = context
         self._leadership = leadership
         self._submission = Submission(context, leadership)
+        self._busy_at: dict[str, datetime] = {}
 
     async def step(self, now: datetime) -> Outcome:
         if await self._leadership.hold(now) is None:
@@ -51,7 +53,7 @@ class Dispatch:
             shards = await tx.shards.due(context.clock.now(), context.settings.loops.page)
             found = [await tx.requests.get(name) for name in sorted({shard.request_id for shard in shards})]
             states = await tx.queues.all()
-            loads = {load.name: load for load in await tx.attempts.loads()}
+            loads = {load.name: self._remember_busy(load) for load in await tx.attempts.loads()}
         requests = {request.id: request for request in found if request is not None}
         return cycle.Situation(
             queues=context.queue_specs,
@@ -63,6 +65,12 @@ class Dispatch:
             array_max=context.settings.placement.array_max,
             jitter=context.entropy.uniform(),
         )
+
+    def _remember_busy(self, load: QueueLoad) -> QueueLoad:
+        """A queue whose last attempt has just ended is not dry: the next one needs a moment to start."""
+        if load.running:
+            self._busy_at[load.name] = self._context.clock.now()
+        return replace(load, last_busy_at=self._busy_at.get(load.name))
 
     async def _without_commits(self, shards: Sequence[Shard], requests: Mapping[str, Request]) -> Sequence[Shard]:
         """Finish those that have a valid marker already; the others are left to place."""

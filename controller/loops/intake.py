@@ -116,6 +116,8 @@ class Intake:
         event_id = context.entropy.new_id("e")
         body = encode(MessageType.STATUS_REJECTED, payload, event_id=event_id, source=SOURCE, time=now)
         attributes = {"type": MessageType.STATUS_REJECTED.value, "code": reject.code.value}
-        await context.outboxes.rejects.send(body, attributes, reject.tenant or "unknown")
+        group = reject.tenant or "unknown"
+        await context.outboxes.status.send(body, attributes, group)
+        await context.outboxes.rejects.send(body, attributes, group)
         context.recorder.count("messages_rejected", code=reject.code.value)
         log.warning("message_rejected", code=reject.code.value, reason=reject.reason, field=reject.field)

@@ -78,12 +78,14 @@ CHECKED = (
     .where(among(attempts.c.id, "ids"), attempts.c.claimed_by == text("holder"))
     .values(claimed_by=None, claim_until=None, next_check_at=time("again_at"))
 )
-#: Live attempts that we want to end: those never asked first, then those asked longest ago.
+#: Live attempts that we want to end: those never asked first, then those asked longest ago. What CancelJob cannot
+#: stop any more, since it has started, is not asked again.
 STOPS_WANTED = (
     select(*SHAPE.columns)
     .where(
         _LIVE,
         attempts.c.stop_intent.is_not(None),
+        or_(_UNSTARTED, attempts.c.stop_intent.not_in([StopIntent.FALL_BACK.value, StopIntent.PAUSE.value])),
         or_(attempts.c.stop_requested_at.is_(None), attempts.c.stop_requested_at < time("again_before")),
     )
     .order_by(attempts.c.stop_requested_at.nulls_first(), attempts.c.id)

@@ -54,6 +54,7 @@ def test_silence_alone_opens_when_nothing_starts() -> None:
     assert turn(CLOSED, queued=5, oldest_queued_at=ago(899)) is CLOSED
     assert turn(CLOSED, queued=5, running=2, oldest_queued_at=ago(5000)) is CLOSED
     assert turn(CLOSED, queued=0) is CLOSED
+    assert turn(CLOSED, queued=5, oldest_queued_at=ago(5000), last_busy_at=ago(10)) is CLOSED
 
 
 def test_probe_after_cool_down_then_closed_or_doubled() -> None:
