@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psycopg
 from sqlalchemy import make_url
@@ -14,6 +16,7 @@ from deploy.local.postgres import Database, Driver, PostgresCluster
 from schema.migrations.run import upgrade
 
 _TEMPLATE = "reembed_template"
+_BLOCKED = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
 
 
 class TestServer:
@@ -48,6 +51,17 @@ class TestServer:
         url = self.cluster.url(Database.CONTROL, Driver.PSYCOPG)
         with psycopg.connect(url, autocommit=True) as connection:
             connection.execute(statement.encode())
+
+
+async def until_one_waits_for_a_lock(url: str, waiting: asyncio.Task[Any], *, deadline_seconds: float = 30) -> None:
+    """Returns once a connection of this database waits for a lock; fails if `waiting` ends before, or never waits."""
+    async with asyncio.timeout(deadline_seconds):
+        async with await psycopg.AsyncConnection.connect(url.replace("+asyncpg", ""), autocommit=True) as connection:
+            while True:
+                found = await connection.execute(_BLOCKED)
+                if await found.fetchone() != (0,):
+                    return
+                assert not waiting.done(), "it did not wait"
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from controller.store import PostgresStore
 from schema.plan import Figures
 from schema.states import AttemptState, JobKind, Outcome, StopIntent
 from tests.builders import NOW, ago, attempt, job, request, shard
+from tests.postgres import until_one_waits_for_a_lock
 from tests.store_rows import fill
 
 LATER = NOW + timedelta(seconds=60)
@@ -119,13 +120,14 @@ async def test_an_older_report_changes_nothing(store: PostgresStore) -> None:
     assert await read(store) == after
 
 
-async def test_of_two_reports_at_once_the_second_waits_and_is_measured_anew(store: PostgresStore) -> None:
+async def test_of_two_reports_at_once_the_second_waits_and_is_measured_anew(
+    store: PostgresStore, database_url: str
+) -> None:
     await fill_with(store, attempt(0))
     async with store.transaction() as one:
         assert await one.attempts.apply(report(5))
         second = asyncio.create_task(_apply(store, report(4)))
-        done, _ = await asyncio.wait([second], timeout=0.2)
-        assert not done
+        await until_one_waits_for_a_lock(database_url, second)
     assert not await second
     assert (await read(store)).last_seq == 5
 
@@ -135,7 +137,7 @@ async def _apply(store: PostgresStore, change: AttemptChange) -> bool:
         return await tx.attempts.apply(change)
 
 
-async def test_a_locked_read_sees_what_the_other_transaction_wrote(store: PostgresStore) -> None:
+async def test_a_locked_read_sees_what_the_other_transaction_wrote(store: PostgresStore, database_url: str) -> None:
     """Sums over what an attempt was and becomes are added once, whoever comes second."""
     await fill_with(store, attempt(0))
 
@@ -148,8 +150,7 @@ async def test_a_locked_read_sees_what_the_other_transaction_wrote(store: Postgr
     async with store.transaction() as one:
         await one.attempts.get("a-0", lock=True)
         second = asyncio.create_task(read_locked())
-        done, _ = await asyncio.wait([second], timeout=0.2)
-        assert not done
+        await until_one_waits_for_a_lock(database_url, second)
         await one.attempts.apply(report(5))
     assert await second == 5
 
