@@ -117,7 +117,7 @@ def _definitions(tuning: BatchTuning, index_database_url: str) -> list[dict[str,
     cpu = {"VCPU": "2", "MEMORY": "4096"}
     gpu = {"VCPU": "4", "MEMORY": "15000", "GPU": "1"}
     infer = _container(gpu, {"REEMBED_RANKS": str(tuning.ranks)})
-    index = _container(cpu, {"REEMBED_INDEX_DATABASE_URL": index_database_url})
+    index = _container(cpu, {"REEMBED_INDEX_URL": index_database_url})
     nodes = {
         "numNodes": 2,  # SubmitJob overrides it
         "mainNode": 0,

@@ -81,7 +81,7 @@ def stack_environment(at: Addresses, gpu_slots: int) -> dict[str, str]:
         "AWS_ENDPOINT_URL_EVENTS": at.sqs_endpoint,
         "AWS_ENDPOINT_URL_BATCH": at.batch_endpoint,
         "REEMBED_DATABASE__URL": at.control_database_url,
-        "REEMBED_INDEX_DATABASE_URL": at.index_database_url,
+        "REEMBED_INDEX_URL": at.index_database_url,
         "REEMBED_STORAGE__CONTROL_BUCKET": BucketName.CONTROL,
         "REEMBED_SQS__REQUESTS": at.queue_urls[QueueName.REQUESTS],
         "REEMBED_SQS__REPORTS": at.queue_urls[QueueName.REPORTS],

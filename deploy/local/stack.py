@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import sys
+import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -34,7 +36,7 @@ from deploy.local.processes import Process, free_port, start_on_free_port, wait_
 from deploy.local.resources import QueueName, create_buckets, create_queues
 
 DEFAULT_STATE_DIRECTORY = Path(".reembed")
-CONTROLLER_GRACE_SECONDS = 15
+CONTROLLER_GRACE_SECONDS = 25  # a step in hand may take 20
 BATCH_GRACE_SECONDS = 15
 
 
@@ -65,7 +67,6 @@ class Stack:
         self._queue_urls: dict[QueueName, str] = {}
         self._s3_port = self._batch_port = 0
         self._api_ports: dict[str, int] = {}
-        self._lock: IO[str] | None = None
         self._cleanup = ExitStack()
 
     def __enter__(self) -> Self:
@@ -164,13 +165,11 @@ class Stack:
     def _take_lock(self) -> None:
         """Hold the state directory until we end, however we end; its text is the holder's process id."""
         lock = (self.directory / "lock").open("a+")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _lock_now(lock):
             lock.seek(0)
             holder = lock.read().strip()
             lock.close()
-            raise AlreadyUpError(f"{self.directory} is in use by process {holder}") from None
+            raise AlreadyUpError(f"{self.directory} is in use by process {holder}")
         lock.truncate(0)
         lock.write(str(os.getpid()))
         lock.flush()
@@ -227,6 +226,33 @@ class Stack:
 
         with ThreadPoolExecutor(max_workers=1) as pool:
             pool.submit(upgrade, self.postgres.url(Database.CONTROL, Driver.ASYNCPG)).result()
+
+
+def stop_supervisor(state_directory: Path, timeout_seconds: float = 60) -> bool:
+    """Ask whoever holds the state directory to stop, and wait until it let go; False when nobody does."""
+    try:
+        lock = (state_directory / "lock").open("r+")
+    except FileNotFoundError:
+        return False
+    with lock:
+        if _lock_now(lock):
+            return False
+        os.kill(int(lock.read()), signal.SIGTERM)
+        deadline = time.monotonic() + timeout_seconds
+        while not _lock_now(lock):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{state_directory} is still in use {timeout_seconds:g} s after SIGTERM")
+            time.sleep(0.05)
+        return True
+
+
+def _lock_now(lock: IO[str]) -> bool:
+    """Take the lock if nobody has it."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _answers(url: str) -> bool:

@@ -19,9 +19,11 @@ from deploy.local.postgres import SYSTEM_USER_FOR_ROOT, Database, Driver, Postgr
 CONTROL, INDEX = Database.CONTROL, Database.INDEX
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[PostgresCluster]:
-    server = PostgresCluster(tmp_path / "postgres", log_path=tmp_path / "postgres.log")
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresCluster]:
+    """Shared: a test may stop it, and starts it again."""
+    directory = tmp_path_factory.mktemp("shared")
+    server = PostgresCluster(directory / "postgres", log_path=directory / "postgres.log")
     server.start()
     yield server
     server.stop()
@@ -73,13 +75,13 @@ def test_no_password_no_entry(cluster: PostgresCluster) -> None:
 def test_committed_rows_survive_an_immediate_stop(cluster: PostgresCluster) -> None:
     url = cluster.url()
     with connect(cluster) as connection:
-        connection.execute("CREATE TABLE kept AS SELECT 42 AS answer")
+        connection.execute("CREATE TABLE survivor AS SELECT 42 AS answer")
         cluster.stop(immediate=True)
     assert not cluster.running
     cluster.start()
     assert cluster.url() == url
     with connect(cluster) as connection:
-        assert connection.execute("SELECT answer FROM kept").fetchone() == (42,)
+        assert connection.execute("SELECT answer FROM survivor").fetchone() == (42,)
 
 
 def test_an_empty_start_forgets_and_a_plain_start_keeps(cluster: PostgresCluster) -> None:

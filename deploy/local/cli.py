@@ -1,0 +1,102 @@
+"""`reembed local`: the embedded stack by hand. Joins the product's CLI through the entry point group `reembed.cli`.
+
+Owns the terminal side only: what is printed, and that every signal that ends us ends the stack in order first.
+Exit codes: 0 stopped as asked, 1 something did not start, 3 nothing to stop or already up.
+"""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from deploy.local.processes import ServiceFailedError
+from deploy.local.stack import DEFAULT_STATE_DIRECTORY, AlreadyUpError, Stack, stop_supervisor
+
+app = typer.Typer(help="The whole system on this machine: no AWS account, no Docker.", no_args_is_help=True)
+console = Console(stderr=True)
+
+FAILED, NOT_NOW = 1, 3
+ENVIRONMENT_FILE = "env.sh"
+StateDirectory = Annotated[Path, typer.Option("--state-dir", help="Data and logs of the stack.")]
+
+
+@contextmanager
+def ending_signals() -> Iterator[threading.Event]:
+    """SIGINT, SIGTERM and SIGHUP set the event inside the block, instead of ending us half-way through a stop."""
+    asked = threading.Event()
+
+    def note(_number: int, _frame: FrameType | None) -> None:
+        asked.set()
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, note) for number in numbers}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@app.command()
+def up(
+    state_dir: StateDirectory = DEFAULT_STATE_DIRECTORY,
+    controllers: Annotated[int, typer.Option(min=0, help="Controllers to run on the one database.")] = 1,
+) -> None:
+    """Start the stack and keep it until Ctrl-C; each start begins empty."""
+    stack = Stack(state_dir)
+    try:
+        with ending_signals() as asked, stack:
+            names = [f"controller-{number}" for number in range(1, controllers + 1)]
+            for name in names:
+                stack.start_controller(name)
+            _write_environment(stack, names)
+            _announce(stack, names)
+            while not asked.wait(timeout=1):
+                pass
+            console.print("Stopping …")
+    except AlreadyUpError as error:
+        console.print(f"[red]{error}[/]; stop it with: reembed local down --state-dir {state_dir}", soft_wrap=True)
+        raise typer.Exit(NOT_NOW) from None
+    except ServiceFailedError as error:
+        console.print(str(error), style="red", markup=False)
+        raise typer.Exit(FAILED) from None
+
+
+@app.command()
+def down(state_dir: StateDirectory = DEFAULT_STATE_DIRECTORY) -> None:
+    """Stop the stack that another terminal keeps up."""
+    if not stop_supervisor(state_dir):
+        console.print(f"nothing is up in {state_dir}")
+        raise typer.Exit(NOT_NOW)
+    console.print("stopped")
+
+
+def _write_environment(stack: Stack, controllers: list[str]) -> None:
+    """A file to source; it holds passwords of this machine's databases."""
+    variables = stack.environment()
+    if controllers:
+        variables["REEMBED_API_URL"] = stack.api_url(controllers[0])
+    file = stack.directory / ENVIRONMENT_FILE
+    file.touch(mode=0o600)
+    file.write_text("".join(f"export {name}={shlex.quote(value)}\n" for name, value in sorted(variables.items())))
+
+
+def _announce(stack: Stack, controllers: list[str]) -> None:
+    out = Console()
+    out.print("[bold green]The stack is up.[/] Ctrl-C stops it.")
+    for name in controllers:
+        url = stack.api_url(name)
+        out.print(f"{name:14} {url}   metrics {url}/metrics", highlight=False)
+    for name, url in (("S3", stack.s3_endpoint), ("SQS", stack.sqs_endpoint), ("Batch", stack.batch_endpoint)):
+        out.print(f"{name:14} {url}", highlight=False)
+    out.print(f"{'logs':14} {stack.logs}", highlight=False, soft_wrap=True)
+    out.print("In another terminal:", f"  . {stack.directory / ENVIRONMENT_FILE}", sep="\n", soft_wrap=True)
