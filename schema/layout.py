@@ -6,7 +6,8 @@ Control bucket:
     requests/<request>/plan.json                               published once, If-None-Match
     assignments/<job>.json                                     what the children of one Batch job do
 
-Output prefix of a request (`output.uri`), below the digest of plan, model, preprocessing and dtype:
+Output prefix of a request (`output.uri`), below the digest of request, plan, model, preprocessing and
+dtype:
 
     <digest>/chunks/<shard>/<chunk>/<sha256>.parquet
     <digest>/commits/<shard>/g<generation>.json
@@ -62,9 +63,9 @@ def inline_keys_key(request_id: str) -> str:
     return f"requests/{request_id}/inline-keys.json"
 
 
-def output_digest(plan_digest: str, model: str, preprocessing_digest: str, dtype: str) -> str:
-    """16 hex digits that no two unlike requests share: equal plan, model, preprocessing and dtype."""
-    text = "\0".join([plan_digest, model, preprocessing_digest, dtype])
+def output_digest(request_id: str, plan_digest: str, model: str, preprocessing_digest: str, dtype: str) -> str:
+    """16 hex digits of everything that decides the output, and of the request: no two requests share a prefix."""
+    text = "\0".join([request_id, plan_digest, model, preprocessing_digest, dtype])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -66,6 +66,7 @@ requests = Table(
     Column("bytes", BigInteger, nullable=False, server_default="0"),
     Column("shards", Integer, nullable=False, server_default="0"),
     Column("accept_failures", Boolean, nullable=False, server_default="false"),
+    _time("reopened_at"),
     Column("manifest_uri", Text),
     Column("failures_uri", Text),
     Column("index_active", Boolean, nullable=False, server_default="false"),

@@ -41,6 +41,8 @@ class Request:
     bytes: int = 0
     shards: int = 0
     accept_failures: bool = False
+    reopened_at: datetime | None = None
+    """When an operator last sent it on from attention: budgets of its prepare and index jobs count from then."""
     manifest_uri: str | None = None
     failures_uri: str | None = None
     index_active: bool = False

@@ -315,6 +315,8 @@ def moved(request: Request, to: RequestState, now: datetime, reason: str | None 
     """One step of a request along REQUEST_MOVES."""
     ends = to in (RequestState.SUCCEEDED, RequestState.FAILED, RequestState.CANCELLED)
     fields: dict[str, Any] = {"updated_at": now, "reason": reason, "finished_at": now if ends else None, **values}
+    if request.state in (RequestState.ATTENTION, RequestState.FAILED):
+        fields["reopened_at"] = now
     return RequestChange(id=request.id, expected=frozenset({request.state}), to=to, values=fields)
 
 
@@ -354,6 +356,11 @@ def cancel_asked(request: Request, reason: str, now: datetime) -> RequestChange 
     if RequestState.CANCELLING not in REQUEST_MOVES[request.state]:
         return None
     return moved(request, RequestState.CANCELLING, now, reason)
+
+
+def since_reopened(request: Request, history: Sequence[Attempt]) -> list[Attempt]:
+    """The attempts that count: an operator's order to go on opens fresh budgets."""
+    return [a for a in history if request.reopened_at is None or a.created_at >= request.reopened_at]
 
 
 def give_up_reason(kind: JobKind, history: Sequence[Attempt], now: datetime, limits: Limits) -> str | None:

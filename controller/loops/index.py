@@ -56,7 +56,7 @@ class IndexLoop:
         history = await tx.attempts.of_kind(request.id, JobKind.INDEX)
         if any(attempt.state is not AttemptState.ENDED for attempt in history):
             return False
-        ended = _since_success(history)
+        ended = _since_success(transitions.since_reopened(request, history))
         reason = transitions.give_up_reason(JobKind.INDEX, ended, now, context.retry_limits)
         if reason is not None:
             return await self._give_up(tx, request, reason, now)

@@ -68,6 +68,9 @@ class Operations:
             again = request.state is RequestState.ATTENTION
             return (int(await self._prepare_again(tx, request, now)), 0) if again else (0, 1)
         shards = await self._selected(tx, order, request)
+        if not shards and request.state is RequestState.ATTENTION:
+            # No shard is at fault: the index or the manifest is, and finishing takes them up again.
+            return int(await tx.requests.apply(transitions.moved(request, RequestState.RUNNING, now))), 0
         results = [await tx.shards.apply(transitions.requeued(shard, now)) for shard in shards]
         moved = sum(results)
         if moved and request.state is not RequestState.RUNNING:

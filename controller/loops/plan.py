@@ -79,8 +79,9 @@ class PlanLoop:
         """No plan yet: wait for the running job, start another when its back-off is over, or give up."""
         context = self._context
         async with context.store.transaction() as tx:
-            history = await tx.attempts.of_kind(request.id, JobKind.PREPARE)
-            if any(attempt.state is not AttemptState.ENDED for attempt in history):
+            every = await tx.attempts.of_kind(request.id, JobKind.PREPARE)
+            history = transitions.since_reopened(request, every)
+            if any(attempt.state is not AttemptState.ENDED for attempt in every):
                 return False
             reason = transitions.give_up_reason(JobKind.PREPARE, history, now, context.retry_limits)
             if reason is not None:
@@ -97,7 +98,11 @@ class PlanLoop:
         """preparing → running. Rows first, in short transactions; the state last."""
         context = self._context
         digest = output_digest(
-            plan.digest, plan.model, plan.preprocessing_digest, request.body["output"].get("dtype", "float16")
+            request.id,
+            plan.digest,
+            plan.model,
+            plan.preprocessing_digest,
+            request.body["output"].get("dtype", "float16"),
         )
         output = Location.parse(request.body["output"]["uri"]).join(digest + "/")
         rows = [

@@ -75,6 +75,7 @@ def _create_requests() -> None:
         sa.Column("bytes", sa.BigInteger(), server_default="0", nullable=False),
         sa.Column("shards", sa.Integer(), server_default="0", nullable=False),
         sa.Column("accept_failures", sa.Boolean(), server_default="false", nullable=False),
+        sa.Column("reopened_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("manifest_uri", sa.Text()),
         sa.Column("failures_uri", sa.Text()),
         sa.Column("index_active", sa.Boolean(), server_default="false", nullable=False),
