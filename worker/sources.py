@@ -25,7 +25,8 @@ from schema.assignment import PrepareAssignment
 from schema.layout import Location
 from schema.shardfile import MAX_ETAG_BYTES, MAX_KEY_BYTES, MAX_SIZE_BYTES, Address
 from worker.context import ConfigError, Interrupted
-from worker.listing import Page, ParallelListing
+from worker.listing import ParallelListing
+from worker.pages import list_page
 from worker.patience import patiently
 from worker.spill import Spill, sort_key
 
@@ -65,20 +66,6 @@ def describe(assignment: PrepareAssignment) -> str:
     if assignment.inline_keys_uri is not None:
         return "the request's inline keys"
     return Location(assignment.source_bucket, assignment.prefix or "").uri
-
-
-def list_page(client: Any, assignment: PrepareAssignment, after: str, stop: threading.Event) -> Page:
-    """One page of the prefix after a key. botocore asks for url encoding, so odd keys arrive exactly."""
-    arguments: dict[str, str] = {"Bucket": assignment.source_bucket, "Prefix": assignment.prefix or ""}
-    if after:
-        arguments["StartAfter"] = after
-    if assignment.source_owner:
-        arguments["ExpectedBucketOwner"] = assignment.source_owner
-    answer = patiently(lambda: client.list_objects_v2(**arguments), stop, f"list {describe(assignment)}")
-    contents = answer.get("Contents", [])
-    keys: list[str] = [item["Key"] for item in contents]
-    found = [Address(item["Key"].encode(), item["Size"], item.get("ETag", "").strip('"')) for item in contents]
-    return Page(keys, found, bool(answer["IsTruncated"]))
 
 
 def _sorted(found: Iterable[Address], bucket: str, spill: Spill, run_assets: int) -> Generator[Address]:

@@ -92,24 +92,47 @@ def test_every_key_once_in_byte_order(keys: set[str], page_keys: int, concurrenc
     ],
 )
 def test_the_work_is_shared_at_little_cost(keys: list[str]) -> None:
-    """The first thread stops until every other one has listed something: only cut ranges let it go on."""
+    """Every thread stops at its second find until each has one: only cut ranges let them go on."""
     bucket = Bucket(keys, page_keys=10)
-    with_keys: set[str] = set()
+    found: set[str] = set()
     everybody = threading.Event()
 
     def list_after(after: str) -> Page:
         page = bucket.list_after(after)
         name = threading.current_thread().name
-        if page.keys:
-            with_keys.add(name)
-        if len(with_keys) == 4:
-            everybody.set()
-        if name == "list-0" and bucket.requests > 5:
-            assert everybody.wait(timeout=60), "nobody else found work"
+        if page.keys and name in found:
+            assert everybody.wait(timeout=60), "some thread found no work"
+        elif page.keys:
+            found.add(name)
+            if len(found) == 4:
+                everybody.set()
         return page
 
     assert listed(list_after, prefix="images/") == bucket.keys
     assert bucket.empty < 150
+
+
+def test_a_cut_that_comes_too_late_is_dropped() -> None:
+    """The owner of the range lists past the point while the page after it is on its way."""
+    bucket = Bucket([f"{number:04d}" for number in range(400)], page_keys=2)
+    points: list[str] = []
+    asked, overtaken = threading.Event(), threading.Event()
+
+    def list_after(after: str) -> Page:
+        page = bucket.list_after(after)
+        if threading.current_thread().name != "list-0":
+            if page.keys and not points:
+                points.append(after)
+                asked.set()
+                assert overtaken.wait(timeout=60)
+        elif after:
+            assert asked.wait(timeout=60)
+            if after > points[0]:
+                overtaken.set()
+        return page
+
+    assert listed(list_after, concurrency=2) == bucket.keys
+    assert overtaken.is_set()
 
 
 def test_an_error_of_any_thread_ends_the_iteration() -> None:
