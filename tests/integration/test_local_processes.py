@@ -102,6 +102,7 @@ def test_nothing_outlives_a_supervisor_that_is_killed(tmp_path: Path) -> None:
     assert supervisor.stdout is not None
     with supervisor:
         child = int(supervisor.stdout.readline())
+        assert eventually(lambda: "up" in (tmp_path / "child.log").read_text())
         assert not gone(child)
         supervisor.kill()
     assert eventually(lambda: gone(child))
