@@ -17,6 +17,7 @@ from schema.messages import ReportKind
 from schema.shardfile import Address
 from schema.states import RowStatus
 from tests.integration.worker_site import Site, photo, wait_for
+from worker.models import registry
 
 
 @pytest.fixture
@@ -24,6 +25,12 @@ def site(s3_client: Any, aws_endpoint: str, tmp_path: Path) -> Iterator[Site]:
     site = Site(s3_client, aws_endpoint, aws_endpoint, tmp_path)
     yield site
     site.close()
+
+
+LITE0 = {
+    "model": "efficientnet-lite0@1",
+    "preprocessing_digest": registry.find("efficientnet-lite0@1").preprocessing_digest,
+}
 
 
 def photos(count: int) -> dict[str, bytes]:
@@ -189,7 +196,7 @@ def test_array_and_node_indexes_pick_their_entry(site: Site) -> None:
         ({}, {"model": "absent@1"}, ExitCode.CONFIG_ERROR),
         ({}, {"preprocessing_digest": "another"}, ExitCode.CONFIG_ERROR),
         ({}, {"source_bucket": "no-such-bucket"}, ExitCode.CONFIG_ERROR),
-        ({"REEMBED_DEVICE": "cuda"}, {}, ExitCode.HOST_SICK),
+        ({"REEMBED_DEVICE": "cuda"}, LITE0, ExitCode.HOST_SICK),
     ],
     ids=["array index", "nodes", "void", "model", "preprocessing", "bucket", "no GPU"],
 )

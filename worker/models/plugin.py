@@ -52,21 +52,29 @@ class Preprocessing:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+class Runtime(StrEnum):
+    """What a model computes with."""
+
+    TORCH = "torch"
+    NUMPY = "numpy"  # on the CPU; spares the start of torch
+
+
 @dataclass(frozen=True)
 class ModelPlugin:
     """A model, complete but not loaded.
 
     `load(device)` returns a callable: float32 (N, 3, S, S), already normalised, on that device → (N, `dimensions`),
-    any float dtype. It must not execute a pickle (`weights_only=True`, or safetensors). With `normalise` the worker
-    scales every vector to unit length.
+    any float dtype. Tensors, or arrays with `Runtime.NUMPY`. It must not execute a pickle (`weights_only=True`, or
+    safetensors). With `normalise` the worker scales every vector to unit length.
     """
 
     name: str
     version: str
     dimensions: int
     preprocessing: Preprocessing
-    load: Callable[[str], Forward]
+    load: Callable[[str], Any]
     normalise: bool = True
+    runtime: Runtime = Runtime.TORCH
 
     @property
     def model(self) -> str:
