@@ -1,0 +1,73 @@
+"""What every route is given: ports, and what the settings say of this deployment."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, Header, Request
+
+from controller.core.admission import Policy, TenantPolicy
+from controller.ports import Clock, Entropy, Store
+from controller.settings import GpuQueue, Settings
+from schema.messages import MAX_BODY_BYTES
+
+DEFAULT_ACTOR = "api"
+
+#: Puts a CloudEvent body on the requests queue; raises PortError.
+SubmitBody = Callable[[str], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """Configured queues in order of preference, and what admission allows."""
+
+    policy: Policy
+    gpu_queues: tuple[GpuQueue, ...]
+
+    @classmethod
+    def of(cls, settings: Settings) -> Deployment:
+        return cls(admission_policy(settings), tuple(settings.gpu_queues))
+
+    @property
+    def prices_usd_per_hour(self) -> Mapping[str, float]:
+        return {queue.name: queue.price_usd_per_hour for queue in self.gpu_queues}
+
+
+def admission_policy(settings: Settings) -> Policy:
+    """The settings, as far as admission asks."""
+    return Policy(
+        tenants={
+            name: TenantPolicy(inputs=tuple(tenant.inputs), outputs=tuple(tenant.outputs), models=tuple(tenant.models))
+            for name, tenant in settings.tenants.items()
+        },
+        models=frozenset(settings.models),
+        queues={queue.name: queue.on_demand for queue in settings.gpu_queues},
+        max_body_bytes=MAX_BODY_BYTES,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    store: Store
+    clock: Clock
+    entropy: Entropy
+    submit: SubmitBody
+    deployment: Deployment
+
+
+def _site(request: Request) -> Site:
+    return request.app.state.site
+
+
+OfSite = Annotated[Site, Depends(_site)]
+Actor = Annotated[
+    str,
+    Header(
+        alias="X-Actor",
+        max_length=64,
+        pattern=r"^[\x21-\x7e]+$",
+        description="who orders this, for the audit trail; printable ASCII without spaces",
+    ),
+]
