@@ -6,11 +6,14 @@ import hashlib
 import threading
 import uuid
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import psycopg
+from psycopg.sql import SQL, Identifier
 
 from schema import layout, shardfile
 from schema.assignment import Entry, IndexAssignment, IndexedShard
@@ -19,11 +22,14 @@ from schema.plan import CommitMarker, CommittedChunk, Figures, Plan, PlannedShar
 from schema.shardfile import Address
 from schema.states import RowStatus
 from worker import chunks
-from worker.context import Context
+from worker.context import Context, Ending
+from worker.index import job
 from worker.rows import Picture, Row
 from worker.settings import BatchIdentity, Settings
 
 DIMENSIONS = 8
+KEYS = [*(b"images/%03d.jpg" % number for number in range(24)), b"odd/\0\n//\xc3\xa9"]
+BAD = {KEYS[3]: RowStatus.MISSING, KEYS[4]: RowStatus.UNREADABLE, KEYS[23]: RowStatus.DENIED}
 HTTP_STATUS = {RowStatus.MISSING: 404, RowStatus.DENIED: 403}
 
 
@@ -176,3 +182,24 @@ class Produced:
         self.put(self.control, key, assignment.to_bytes())
         settings = Settings(f"s3://{self.control}/{key}", BatchIdentity())
         return Context(self.client, Figured(), stop or threading.Event(), settings, settings.assignment_uri)  # type: ignore[arg-type]
+
+
+MakeOutput = Callable[..., Produced]
+
+
+def run(produced: Produced, action: str, stop: threading.Event | None = None, **changes: Any) -> Ending:
+    """One index job over the output."""
+    assignment = produced.assignment(action, **changes)
+    return job.run(assignment, assignment.entries[0], produced.context(assignment, stop))
+
+
+def indexed(database: psycopg.Connection, table: str) -> dict[bytes, tuple[int, list[float]]]:
+    """Key → shard and vector."""
+    rows = database.execute(SQL("SELECT key, shard, embedding::text FROM {}").format(Identifier(table))).fetchall()
+    return {key: (shard, [float(value) for value in text.strip("[]").split(",")]) for key, shard, text in rows}
+
+
+def ledger(database: psycopg.Connection, table: str) -> dict[int, tuple[str, int]]:
+    """Shard → digest of its marker, and rows."""
+    found = database.execute("SELECT shard, marker_digest, rows FROM reembed_ledger WHERE index_table = %s", [table])
+    return {shard: (digest, rows) for shard, digest, rows in found.fetchall()}

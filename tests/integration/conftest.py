@@ -6,12 +6,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import boto3
+import psycopg
 import pytest
 from botocore.config import Config
 
 from deploy.local.ministack import Ministack
 from deploy.local.postgres import Database, Driver
 from tests.postgres import TestServer
+from tests.produced import BAD, KEYS, MakeOutput, Produced
+from worker.index import pgvector
 
 
 @pytest.fixture(scope="session")
@@ -44,3 +47,23 @@ def s3_client(aws_endpoint: str) -> Iterator[Any]:
 def index_url(postgres_server: TestServer) -> str:
     """The index database, with pgvector; tests use tables and aliases of their own."""
     return postgres_server.cluster.url(Database.INDEX, Driver.PSYCOPG)
+
+
+@pytest.fixture
+def index_database(index_url: str) -> Iterator[psycopg.Connection]:
+    """A connection that looks into the index."""
+    with psycopg.connect(index_url, autocommit=True) as connection:
+        yield connection
+
+
+@pytest.fixture
+def make_output(s3_client: Any, index_url: str, monkeypatch: pytest.MonkeyPatch) -> MakeOutput:
+    """Makes committed outputs in buckets of their own, to be indexed into `index_url`."""
+    monkeypatch.setenv(pgvector.URL_VARIABLE, index_url)
+    return lambda **changes: Produced(s3_client, **({"keys": KEYS, "bad": BAD} | changes))
+
+
+@pytest.fixture
+def produced(make_output: MakeOutput) -> Produced:
+    """Three shards of ten, ten and five assets, three of which are not ok."""
+    return make_output()
