@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_settings import (
     BaseSettings,
     JsonConfigSettingsSource,
@@ -18,6 +18,16 @@ from pydantic_settings import (
     SettingsConfigDict,
     TomlConfigSettingsSource,
 )
+
+from controller.core.admission import Policy, TenantPolicy
+from schema.messages import MAX_BODY_BYTES
+
+
+def problems(error: Exception) -> list[str]:
+    """What is wrong, a line a setting; values are not repeated, they may be secret."""
+    if not isinstance(error, ValidationError):
+        return [str(error)]
+    return [f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors(include_input=False)]
 
 
 class Group(BaseModel):
@@ -130,6 +140,9 @@ class Loops(Group):
     lease_seconds: float = Field(default=15.0, description="leadership; a dead leader is replaced within so long")
     claim_seconds: float = Field(default=60.0, description="row claims; a dead replica's rows are free after so long")
     idle_seconds: float = Field(default=1.0, description="pause of a loop that had nothing to do")
+    poll_seconds: float = Field(
+        default=10.0, ge=0, le=20, description="long poll of an SQS queue, at most 20; a stop waits for it"
+    )
     heartbeat_limit_seconds: float = Field(default=120.0, description="/livez fails when a loop is silent for so long")
     progress_seconds: float = Field(default=60.0, description="between progress events of a request")
     page: int = Field(default=500, ge=1, description="rows a loop takes in one step")
@@ -176,3 +189,15 @@ class Settings(FileFirst):
     api: Api = Api()
     loops: Loops = Loops()
     replica: str | None = Field(default=None, description="name of this replica; default host-pid")
+
+    def policy(self) -> Policy:
+        """What admission may let in; ValueError when an allow-list entry is not an S3 URI."""
+        return Policy(
+            tenants={
+                name: TenantPolicy(inputs=tuple(t.inputs), outputs=tuple(t.outputs), models=tuple(t.models))
+                for name, t in self.tenants.items()
+            },
+            models=frozenset(self.models),
+            queues={queue.name: queue.on_demand for queue in self.gpu_queues},
+            max_body_bytes=MAX_BODY_BYTES,
+        )

@@ -8,10 +8,9 @@ from typing import Annotated
 
 from fastapi import Depends, Header, Request
 
-from controller.core.admission import Policy, TenantPolicy
+from controller.core.admission import Policy
 from controller.ports import Clock, Entropy, Store
 from controller.settings import GpuQueue, Settings
-from schema.messages import MAX_BODY_BYTES
 
 DEFAULT_ACTOR = "api"
 
@@ -28,24 +27,11 @@ class Deployment:
 
     @classmethod
     def of(cls, settings: Settings) -> Deployment:
-        return cls(admission_policy(settings), tuple(settings.gpu_queues))
+        return cls(settings.policy(), tuple(settings.gpu_queues))
 
     @property
     def prices_usd_per_hour(self) -> Mapping[str, float]:
         return {queue.name: queue.price_usd_per_hour for queue in self.gpu_queues}
-
-
-def admission_policy(settings: Settings) -> Policy:
-    """The settings, as far as admission asks."""
-    return Policy(
-        tenants={
-            name: TenantPolicy(inputs=tuple(tenant.inputs), outputs=tuple(tenant.outputs), models=tuple(tenant.models))
-            for name, tenant in settings.tenants.items()
-        },
-        models=frozenset(settings.models),
-        queues={queue.name: queue.on_demand for queue in settings.gpu_queues},
-        max_body_bytes=MAX_BODY_BYTES,
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

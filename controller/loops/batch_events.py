@@ -25,7 +25,9 @@ class BatchEvents:
 
     async def step(self, now: datetime) -> Outcome:
         context = self._context
-        deliveries = await context.inboxes.batch_events.receive(limit=50, wait_seconds=context.wait_seconds)
+        deliveries = await context.inboxes.batch_events.receive(
+            limit=50, wait_seconds=context.settings.loops.poll_seconds
+        )
         done = []
         for delivery in deliveries:
             try:

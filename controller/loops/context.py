@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 import structlog
 
-from controller.core.admission import Policy, TenantPolicy
+from controller.core.admission import Policy
 from controller.core.jobs import Identity, Terms
 from controller.core.placement import CircuitLimits, QueueSpec
 from controller.core.retry import Limits
 from controller.ports import Batch, Clock, Entropy, Inbox, ObjectStore, Outbox, Recorder, Store
 from controller.settings import GpuQueue, Settings
 from schema.layout import Location
-from schema.messages import MAX_BODY_BYTES
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("reembed.controller")
 
@@ -32,6 +31,7 @@ class Inboxes:
 
 @dataclass(frozen=True, kw_only=True)
 class Outboxes:
+    requests: Outbox
     rejects: Outbox
     status: Outbox
 
@@ -48,8 +48,7 @@ class Context:
     outboxes: Outboxes
     recorder: Recorder
     holder: str
-    wait_seconds: float = field(default=10.0)
-    """Long poll of an inbox."""
+    policy: Policy
 
     def claim_until(self, now: datetime) -> datetime:
         return now + timedelta(seconds=self.settings.loops.claim_seconds)
@@ -79,18 +78,6 @@ class Context:
             )
             for queue in self.settings.gpu_queues
         ]
-
-    @property
-    def policy(self) -> Policy:
-        return Policy(
-            tenants={
-                name: TenantPolicy(inputs=tuple(t.inputs), outputs=tuple(t.outputs), models=tuple(t.models))
-                for name, t in self.settings.tenants.items()
-            },
-            models=frozenset(self.settings.models),
-            queues={queue.name: queue.on_demand for queue in self.settings.gpu_queues},
-            max_body_bytes=MAX_BODY_BYTES,
-        )
 
     @property
     def terms(self) -> Terms:

@@ -28,7 +28,7 @@ class Intake:
 
     async def step(self, now: datetime) -> Outcome:
         context = self._context
-        deliveries = await context.inboxes.requests.receive(limit=10, wait_seconds=context.wait_seconds)
+        deliveries = await context.inboxes.requests.receive(limit=10, wait_seconds=context.settings.loops.poll_seconds)
         for delivery in deliveries:
             try:
                 await self._take(delivery, context.clock.now())

@@ -30,7 +30,7 @@ class Reports:
 
     async def step(self, now: datetime) -> Outcome:
         context = self._context
-        deliveries = await context.inboxes.reports.receive(limit=50, wait_seconds=context.wait_seconds)
+        deliveries = await context.inboxes.reports.receive(limit=50, wait_seconds=context.settings.loops.poll_seconds)
         done: list[Delivery] = []
         for delivery in deliveries:
             report = parse(delivery.body)
