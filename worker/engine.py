@@ -92,6 +92,13 @@ def load(order: dict[str, Any], descriptors: list[int]) -> Engine:
         from worker.torch_engine import check_device
 
         check_device(device, order["threads"])
+    return open_engine(plugin, device, pixels, vectors, cap)
+
+
+def open_engine(
+    plugin: ModelPlugin, device: str, pixels: npt.NDArray[np.uint8], vectors: npt.NDArray[np.float32], cap: int
+) -> Engine:
+    """From `pixels` (slots, 3, S, S) to `vectors` (slots, D), at most `cap` at once; raises as `load` does."""
     try:
         if plugin.runtime is Runtime.NUMPY:
             return NumpyEngine(plugin, pixels, vectors, cap)
