@@ -58,6 +58,7 @@ class BatchTuning(BaseModel):
 
     time_scale: float = Field(0.1, gt=0, description="Real seconds per second of Batch's own delays.")
     gpu_slots: int = Field(2, ge=0, description="Containers at once on each GPU queue.")
+    backlog: int = Field(6, ge=1, description="Attempts that may wait on each GPU queue; the controller is told.")
     cpu_slots: int = Field(2, ge=1, description="Containers at once on the CPU queue.")
     ranks: int = Field(2, ge=1, description="Engines of one infer container, as GPUs of one instance.")
     start_delay_seconds: float = Field(5.0, ge=0, description="Batch seconds in STARTING.")

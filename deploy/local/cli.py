@@ -1,7 +1,8 @@
 """`reembed local`: the embedded stack by hand. Joins the product's CLI through the entry point group `reembed.cli`.
 
 Owns the terminal side only: what is printed, and that every signal that ends us ends the stack in order first.
-Exit codes: 0 stopped as asked, 1 something did not start, 3 nothing to stop or already up.
+Exit codes: 0 stopped as asked or demo passed, 1 something did not start or a check failed, 3 nothing to stop or
+already up, 130 the demo was interrupted.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from deploy.local.stack import DEFAULT_STATE_DIRECTORY, AlreadyUpError, Stack, s
 app = typer.Typer(help="The whole system on this machine: no AWS account, no Docker.", no_args_is_help=True)
 console = Console(stderr=True)
 
-FAILED, NOT_NOW = 1, 3
+FAILED, NOT_NOW, INTERRUPTED = 1, 3, 130
 ENVIRONMENT_FILE = "env.sh"
 StateDirectory = Annotated[Path, typer.Option("--state-dir", help="Data and logs of the stack.")]
 
@@ -53,22 +54,59 @@ def up(
 ) -> None:
     """Start the stack and keep it until Ctrl-C; each start begins empty."""
     stack = Stack(state_dir)
+    with _explained(state_dir), ending_signals() as asked, stack:
+        names = [f"controller-{number}" for number in range(1, controllers + 1)]
+        for name in names:
+            stack.start_controller(name)
+        write_environment(stack, names)
+        _announce(stack, names)
+        while not asked.wait(timeout=1):
+            pass
+        console.print("Stopping …")
+
+
+@contextmanager
+def _explained(state_dir: Path) -> Iterator[None]:
+    """What can go wrong with the stack itself, as a text and an exit code."""
     try:
-        with ending_signals() as asked, stack:
-            names = [f"controller-{number}" for number in range(1, controllers + 1)]
-            for name in names:
-                stack.start_controller(name)
-            _write_environment(stack, names)
-            _announce(stack, names)
-            while not asked.wait(timeout=1):
-                pass
-            console.print("Stopping …")
+        yield
     except AlreadyUpError as error:
         console.print(f"[red]{error}[/]; stop it with: reembed local down --state-dir {state_dir}", soft_wrap=True)
         raise typer.Exit(NOT_NOW) from None
     except ServiceFailedError as error:
         console.print(str(error), style="red", markup=False)
         raise typer.Exit(FAILED) from None
+
+
+@app.command()
+def demo(
+    state_dir: StateDirectory = DEFAULT_STATE_DIRECTORY,
+    images: Annotated[
+        Path | None, typer.Option(exists=True, file_okay=False, help="Your own pictures instead of the default ones.")
+    ] = None,
+    chaos: Annotated[bool, typer.Option("--chaos", help="Reclaim a job, refuse capacity, throttle reads.")] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the stack up at the end, until Ctrl-C.")] = False,
+) -> None:
+    """Run the main job on real pictures: embed, index, search, and check the result."""
+    from deploy.local.demo.run import Demo, DemoFailed, Interrupted, Options
+
+    def linger(stack: Stack) -> None:
+        if keep:
+            names = list(stack.controllers)
+            write_environment(stack, names)
+            _announce(stack, names)
+            while not asked.wait(timeout=1):
+                pass
+
+    with _explained(state_dir), ending_signals() as asked:
+        try:
+            Demo(Options(state_dir, images, chaos), Console(), console, asked).run(linger)
+        except Interrupted:
+            console.print("Stopped; nothing is left running.")
+            raise typer.Exit(INTERRUPTED) from None
+        except (DemoFailed, FileNotFoundError) as error:
+            console.print(str(error), style="red", markup=False)
+            raise typer.Exit(FAILED) from None
 
 
 @app.command()
@@ -80,7 +118,7 @@ def down(state_dir: StateDirectory = DEFAULT_STATE_DIRECTORY) -> None:
     console.print("stopped")
 
 
-def _write_environment(stack: Stack, controllers: list[str]) -> None:
+def write_environment(stack: Stack, controllers: list[str]) -> None:
     """A file to source; it holds passwords of this machine's databases."""
     variables = stack.environment()
     if controllers:

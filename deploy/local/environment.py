@@ -73,7 +73,7 @@ def worker_environment(s3_endpoint: str, sqs_endpoint: str) -> dict[str, str]:
     }
 
 
-def stack_environment(at: Addresses, gpu_slots: int) -> dict[str, str]:
+def stack_environment(at: Addresses, backlog: int) -> dict[str, str]:
     """What controllers, the CLI and upstream clients read. It holds secrets, all of this machine only."""
     return {
         **credentials(),
@@ -92,7 +92,7 @@ def stack_environment(at: Addresses, gpu_slots: int) -> dict[str, str]:
         "REEMBED_CPU__QUEUE": Queue.CPU,
         "REEMBED_CPU__PREPARE_DEFINITION": _pinned(Definition.PREPARE),
         "REEMBED_CPU__INDEX_DEFINITION": _pinned(Definition.INDEX),
-        "REEMBED_GPU_QUEUES": json.dumps(_gpu_queues(gpu_slots)),
+        "REEMBED_GPU_QUEUES": json.dumps(_gpu_queues(backlog)),
         "REEMBED_MODELS": json.dumps(MODELS),
         "REEMBED_TENANTS": json.dumps({TENANT: _tenant()}),
         **LOCAL_PACE,
@@ -103,7 +103,7 @@ def _pinned(definition: Definition) -> str:
     return f"{definition}:{REVISION}"
 
 
-def _gpu_queues(gpu_slots: int) -> list[dict[str, Any]]:
+def _gpu_queues(backlog: int) -> list[dict[str, Any]]:
     """In the order of preference; on-demand last, for multi-node requests."""
     queues = []
     for name, price in GPU_QUEUE_PRICES_USD.items():
@@ -111,7 +111,7 @@ def _gpu_queues(gpu_slots: int) -> list[dict[str, Any]]:
             "name": name,
             "job_definition": _pinned(Definition.INFER),
             "price_usd_per_hour": price,
-            "backlog": 3 * gpu_slots,
+            "backlog": backlog,
         }
         if name is Queue.ONDEMAND:
             queue |= {"on_demand": True, "multi_node_job_definition": _pinned(Definition.INFER_NODES)}

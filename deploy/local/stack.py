@@ -129,7 +129,7 @@ class Stack:
             index_database_url=self.postgres.url(Database.INDEX, Driver.PSYCOPG),
             queue_urls=self._queue_urls,
         )
-        return stack_environment(addresses, self.tuning.gpu_slots) | self._settings
+        return stack_environment(addresses, self.tuning.backlog) | self._settings
 
     # -- controllers ---------------------------------------------------------------------------------
 

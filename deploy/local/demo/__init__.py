@@ -1,0 +1,1 @@
+"""`reembed local demo`: the main job on real pictures, on this machine, with figures that can be checked."""
