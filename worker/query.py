@@ -1,6 +1,6 @@
 """Embeds a few pictures in this process, on the CPU: what to search an index with.
 
-The same decoding and the same arithmetic as a job, without its processes: for pictures of one's own, not for strangers'.
+The same decoding and the same arithmetic as a job, without its processes: for one's own pictures, not for strangers'.
 """
 
 from __future__ import annotations
