@@ -7,6 +7,7 @@ escapes it is a crash. Errors:
     Stopped                an expected end that is not success; carries the `Ending`
     ├── ConfigError        will fail again anywhere: model, access, region, digest
     ├── HostSick           this host's GPU or driver is unusable; another may do
+    ├── OutOfMemory        the model does not fit on this host's device
     ├── Voided             the assignment was withdrawn; nothing may be written any more
     └── Interrupted        SIGTERM was obeyed
 """
@@ -74,6 +75,12 @@ class HostSick(Stopped):
     """This host cannot compute."""
 
     code = ExitCode.HOST_SICK
+
+
+class OutOfMemory(Stopped):
+    """The model does not fit."""
+
+    code = ExitCode.OUT_OF_MEMORY
 
 
 class Voided(Stopped):

@@ -21,16 +21,9 @@ from schema.exit_codes import ExitCode
 from worker import ring
 from worker.batching import CPU_BATCH, LARGEST_BATCH
 from worker.channel import Channel, attach
+from worker.context import ConfigError, OutOfMemory, Stopped
 from worker.models import registry
 from worker.models.plugin import ModelPlugin, Runtime
-
-
-class EngineFailed(Exception):
-    """This process cannot embed; `code` says whose fault it is."""
-
-    def __init__(self, code: ExitCode, message: str) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 class Engine(Protocol):
@@ -82,7 +75,7 @@ class NumpyEngine:
 
 
 def load(order: dict[str, Any], descriptors: list[int]) -> Engine:
-    """Raises `EngineFailed` with the code that fits the cause."""
+    """Raises the `Stopped` that fits the cause."""
     plugin = registry.find(order["model"])
     pixels = ring.map_pixels(descriptors[0], plugin.preprocessing.input_size)
     vectors = ring.map_vectors(descriptors[1], plugin.dimensions)
@@ -108,8 +101,8 @@ def open_engine(
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
         if isinstance(error, MemoryError) or "out of memory" in text:
-            raise EngineFailed(ExitCode.OUT_OF_MEMORY, f"{plugin.model} does not fit on {device}: {text}") from error
-        raise EngineFailed(ExitCode.CONFIG_ERROR, f"{plugin.model} cannot be loaded: {text}") from error
+            raise OutOfMemory(f"{plugin.model} does not fit on {device}: {text}") from error
+        raise ConfigError(f"{plugin.model} cannot be loaded: {text}") from error
 
 
 def main() -> None:
@@ -124,8 +117,8 @@ def main() -> None:
         engine = load(order, descriptors)
         channel.send({"batch_size": engine.warm_up(order.get("batch_size"))})
         _serve(channel, engine)
-    except EngineFailed as failure:
-        channel.send({"failed": failure.code.name, "error": str(failure)})
+    except Stopped as stopped:
+        channel.send({"failed": stopped.code.name, "error": str(stopped)})
     except Exception as error:
         sick = "CUDA" in str(error) or "cuDNN" in str(error)
         code = ExitCode.HOST_SICK if sick else ExitCode.CRASHED

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import logging
+import os
 import signal
 import sys
 import threading
@@ -101,6 +102,8 @@ def work(settings: Settings, stop: threading.Event) -> Ending:
 
 
 def main() -> None:
+    # numpy's BLAS would start a thread for each CPU in each of our processes: 0.07 s of CPU a process on two CPUs.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     parser = argparse.ArgumentParser(description="Run one attempt as REEMBED_ASSIGNMENT says.")
     parser.add_argument("--ranks", type=int, default=None, help="engines of this node; default: one for each GPU")
     arguments = parser.parse_args()

@@ -24,7 +24,7 @@ class UnreadablePictureError(ValueError):
 
 
 def embed_pictures(model: str, bodies: Sequence[bytes]) -> npt.NDArray[np.float32]:
-    """Image files → float32 (N, D). UnknownModel, EngineFailed, or UnreadablePictureError that counts from 0."""
+    """Image files → float32 (N, D). UnknownModel, `Stopped`, or UnreadablePictureError that counts from 0."""
     plugin = registry.find(model)
     side = plugin.preprocessing.input_size
     pixels = np.empty((len(bodies), 3, side, side), np.uint8)

@@ -20,7 +20,7 @@ from typing import Any, Protocol, TypeVar
 from schema.exit_codes import ExitCode
 from worker import channel
 from worker.channel import Channel
-from worker.context import ConfigError, HostSick, Stopped
+from worker.context import ConfigError, HostSick, OutOfMemory, Stopped
 from worker.rank import ChunkOrder, Order
 
 LIVES = 2
@@ -34,12 +34,6 @@ class Crashed(Stopped):
     """A rank died twice."""
 
     code = ExitCode.CRASHED
-
-
-class OutOfMemory(Stopped):
-    """The model does not fit."""
-
-    code = ExitCode.OUT_OF_MEMORY
 
 
 AT_ONCE: dict[ExitCode, type[Stopped]] = {

@@ -14,9 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from schema.exit_codes import ExitCode
 from worker.batching import CPU_BATCH, Measured, choose_batch_size, embed_within_memory
-from worker.engine import EngineFailed
+from worker.context import HostSick
 from worker.models.plugin import ModelPlugin
 
 TRIAL_BATCHES = 3
@@ -30,9 +29,9 @@ def check_device(device: str, threads: int) -> None:
     try:
         total = float(torch.ones(8, device=device).sum())
     except Exception as error:
-        raise EngineFailed(ExitCode.HOST_SICK, f"{device} is unusable: {type(error).__name__}: {error}") from error
+        raise HostSick(f"{device} is unusable: {type(error).__name__}: {error}") from error
     if total != 8.0:
-        raise EngineFailed(ExitCode.HOST_SICK, f"{device} computes wrongly")
+        raise HostSick(f"{device} computes wrongly")
 
 
 class TorchEngine:

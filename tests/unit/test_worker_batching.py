@@ -15,6 +15,8 @@ from worker.batching import Batcher, EngineGone, Measured, choose_batch_size, em
 from worker.channel import AsyncChannel
 from worker.rows import Failure
 
+LIMIT_SECONDS = 10.0
+
 
 @pytest.mark.parametrize(
     ("rates", "shares", "expected"),
@@ -107,7 +109,7 @@ async def pair() -> AsyncIterator[tuple[Batcher, FakeEngine]]:
 async def test_every_slot_gets_its_own_vector_in_batches_of_the_engines_size(pair: tuple[Batcher, FakeEngine]) -> None:
     batcher, engine = pair
     running = [asyncio.create_task(batcher.run()), asyncio.create_task(engine.serve(8))]
-    vectors = await asyncio.gather(*(batcher.embed(slot) for slot in range(20)))
+    vectors = await asyncio.wait_for(asyncio.gather(*(batcher.embed(slot) for slot in range(20))), LIMIT_SECONDS)
     assert [float(vector[0]) for vector in vectors if not isinstance(vector, Failure)] == list(range(20))
     assert [len(batch) for batch in engine.batches] == [8, 8, 4]
     assert (batcher.compute_seconds, batcher.wait_seconds, batcher.peak_memory_bytes) == (1.5, 0.75, 7)
@@ -118,7 +120,7 @@ async def test_a_refused_slot_and_a_vector_of_nan_are_failures(pair: tuple[Batch
     batcher, engine = pair
     engine.broken = 1
     running = [asyncio.create_task(batcher.run()), asyncio.create_task(engine.serve(4, frozenset({2})))]
-    vectors = await asyncio.gather(*(batcher.embed(slot) for slot in range(4)))
+    vectors = await asyncio.wait_for(asyncio.gather(*(batcher.embed(slot) for slot in range(4))), LIMIT_SECONDS)
     assert [isinstance(vector, Failure) for vector in vectors] == [False, True, True, False]
     assert not any(task.done() for task in running)
 

@@ -256,4 +256,4 @@ async def test_bytes_stay_in_the_budget_until_the_block_is_left(monkeypatch: pyt
         for _ in range(10):
             await asyncio.sleep(0)
         assert not second.done()
-    assert await second == BODY
+    assert await asyncio.wait_for(second, 5) == BODY

@@ -31,11 +31,14 @@ def _network() -> Any:
 
 
 def _pooled(network: Any, device: str) -> Forward:
-    network.eval().to(device)
+    import torch
+
+    # Depthwise convolutions are the most of it, and take two thirds of the time when channels lie together.
+    network.eval().to(device, memory_format=torch.channels_last)
 
     def forward(images: torch.Tensor) -> torch.Tensor:
         """(N, 3, 224, 224) → (N, 1280): the last feature map, averaged over its 7 x 7 places."""
-        return network.extract_features(images).mean(dim=(2, 3))
+        return network.extract_features(images.to(memory_format=torch.channels_last)).mean(dim=(2, 3))
 
     return forward
 
