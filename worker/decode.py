@@ -158,10 +158,17 @@ def _square(image: Image.Image, preprocessing: Preprocessing) -> Image.Image:
 
 
 def _centre(image: Image.Image, shorter: int, size: int) -> Image.Image:
-    """Scale the shorter side to `shorter` and cut the centre, in one resampling of only the part that is kept."""
-    side = min(image.size) * size / shorter
-    left, top = (image.width - side) / 2, (image.height - side) / 2
-    return image.resize((size, size), Image.Resampling.BICUBIC, box=(left, top, left + side, top + side))
+    """Scale the shorter side to `shorter` and cut the centre, in one resampling of only the part that is kept.
+
+    The cut is at a whole pixel of the scaled picture, as where one scales first: half a pixel beside it, fine textures
+    alias otherwise, which costs up to 0.01 of cosine.
+    """
+    scale = shorter / min(image.size)
+    width, height = round(image.width * scale), round(image.height * scale)
+    left, top = (width - size) // 2, (height - size) // 2
+    across, down = image.width / width, image.height / height
+    box = (left * across, top * down, (left + size) * across, (top + size) * down)
+    return image.resize((size, size), Image.Resampling.BICUBIC, box=box)
 
 
 def main() -> None:

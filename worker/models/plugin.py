@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     Forward = Callable[[torch.Tensor], torch.Tensor]
 
 #: Rules of `worker.decode` that change pixels. A new value makes new outputs; raise it with any change of those rules.
-DECODE_RULES = "draft2-exif-white-1"
+DECODE_RULES = "draft2-exif-white-2"
 
 
 class Resize(StrEnum):
