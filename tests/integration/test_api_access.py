@@ -135,7 +135,7 @@ async def test_readyz_wants_database_revision_and_every_inbox(store: Store) -> N
         async def delete(self, deliveries: object) -> None: ...
 
     inbox = WatchedInbox(Inbox())  # type: ignore[arg-type]
-    health = ReplicaHealth(store, head(), lambda: {}, 60.0, {"requests": inbox})
+    health = ReplicaHealth(store, head(), dict, 60.0, {"requests": inbox})
     async with client(application(store, Queue(), health=health)) as http:  # type: ignore[arg-type]
         answer = await http.get("/readyz")
         assert answer.status_code == 503

@@ -1,0 +1,276 @@
+"""`reembed submit` and `reembed request`: send, look, wait, and orders that concern a whole request."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from controller.commands.connection import (
+    DEFAULT_URL,
+    ActorOption,
+    ReasonOption,
+    TokenFileOption,
+    UrlOption,
+    actor_name,
+    connect,
+)
+from controller.commands.exits import Exit
+from controller.commands.messages import from_flags, judge, payload_of, read_text
+from controller.commands.settings import deployment_policy
+from controller.commands.terminal import Format, OutputOption, YesOption, confirm, put_json, put_record, put_rows, say
+from controller.commands.waiting import operation_verdict, verdict, wait_for_operation, wait_for_request
+from schema.states import RequestState
+
+app = typer.Typer(help="Requests: list, show, wait, cancel, and check a message offline.", no_args_is_help=True)
+
+COLUMNS = ("id", "tenant", "model", "state", "assets", "shards", "created_at", "reason")
+EVENT_COLUMNS = ("created_at", "type", "id")
+
+RequestArgument = Annotated[str, typer.Argument(metavar="REQUEST", help="Request id, such as r-0123456789abcdef0123.")]
+WaitOption = Annotated[bool, typer.Option("--wait", help="Wait until the order was carried out.")]
+TimeoutOption = Annotated[float, typer.Option("--timeout", min=0, help="Seconds to wait at most; 0 waits for ever.")]
+IntervalOption = Annotated[float, typer.Option("--interval", min=0.05, help="Seconds between looks.")]
+
+
+def submit(
+    file: Annotated[
+        Path | None, typer.Argument(help="JSON payload or CloudEvent of request.submit; - is stdin.", metavar="[FILE]")
+    ] = None,
+    tenant: Annotated[str | None, typer.Option(help="Who asks.")] = None,
+    key: Annotated[str | None, typer.Option(help="Idempotency key: your own name for the request.")] = None,
+    source: Annotated[
+        str | None, typer.Option(help="s3://bucket/prefix/, or a manifest s3://bucket/file.parquet or .csv.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="name@version.")] = None,
+    to: Annotated[str | None, typer.Option("--to", help="s3://bucket/prefix for the Parquet output.")] = None,
+    index: Annotated[str | None, typer.Option(help="Search alias to switch when it is done.")] = None,
+    priority: Annotated[int, typer.Option(help="-100 to 100; higher goes first.")] = 0,
+    deadline: Annotated[str | None, typer.Option(help="RFC 3339 time with an offset; orders work.")] = None,
+    max_cost_usd: Annotated[float | None, typer.Option(help="Pause when the forecast exceeds this.")] = None,
+    queue: Annotated[list[str] | None, typer.Option(help="GPU queue, preferred first; repeat it.")] = None,
+    label: Annotated[list[str] | None, typer.Option(help="name=value, returned in status events; repeat it.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what submitting would say.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Then wait as `request wait` does.")] = False,
+    timeout: TimeoutOption = 0,
+    interval: IntervalOption = 2.0,
+    output: OutputOption = Format.TABLE,
+    url: UrlOption = DEFAULT_URL,
+    token_file: TokenFileOption = None,
+) -> None:
+    """Submit a request, from a FILE or from flags; sending it twice is safe.
+
+    The message goes through the same queue as everybody's. What admission would refuse is refused here at once,
+    with the field and what to change.
+    """
+    body: dict[str, Any] | str
+    if file is not None:
+        body = payload_of(read_text(file))
+    else:
+        body = from_flags(
+            tenant=tenant,
+            key=key,
+            source=source,
+            model=model,
+            output=to,
+            labels=label or [],
+            index=index,
+            priority=priority,
+            deadline=deadline,
+            max_cost_usd=max_cost_usd,
+            queues=queue,
+        )
+    with connect(url, token_file) as api:
+        answer = api.post("requests", *(["validate"] if dry_run else []), body=body)
+        if dry_run or not wait:
+            put_record(answer, output)
+            return
+        say(f"submitted as {answer['request_id']}")
+        view = wait_for_request(
+            api,
+            answer["request_id"],
+            timeout_seconds=timeout,
+            interval_seconds=interval,
+            through_attention=False,
+        )
+    _finish(view, output)
+
+
+@app.command("list")
+def list_requests(
+    tenant: Annotated[str | None, typer.Option(help="Only this tenant's.")] = None,
+    state: Annotated[list[RequestState] | None, typer.Option(help="Only in this state; repeat it.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 50,
+    output: OutputOption = Format.TABLE,
+    url: UrlOption = DEFAULT_URL,
+    token_file: TokenFileOption = None,
+) -> None:
+    """List requests, newest first."""
+    states = [one.value for one in state] if state else None
+    with connect(url, token_file) as api:
+        rows = list(api.every("requests", cursor="before", limit=limit, tenant=tenant, state=states))
+    put_rows(rows, COLUMNS, output)
+    if len(rows) == limit:
+        say(f"{limit} shown; --limit shows more")
+
+
+@app.command("show")
+def show_request(
+    request: RequestArgument,
+    output: OutputOption = Format.TABLE,
+    url: UrlOption = DEFAULT_URL,
+    token_file: TokenFileOption = None,
+) -> None:
+    """Show a request with its progress, shard states and outcomes."""
+    with connect(url, token_file) as api:
+        put_record(api.get("requests", request), output)
+
+
+@app.command("events")
+def list_events(
+    request: RequestArgument,
+    output: OutputOption = Format.TABLE,
+    url: UrlOption = DEFAULT_URL,
+    token_file: TokenFileOption = None,
+) -> None:
+    """List the status events of a request, as sent to upstream."""
+    with connect(url, token_file) as api:
+        put_rows(api.get("requests", request, "events", limit=500), EVENT_COLUMNS, output)
+
+
+@app.command("wait")
+def wait_request(
+    request: RequestArgument,
+    timeout: TimeoutOption = 0,
+    interval: IntervalOption = 2.0,
+    through_attention: Annotated[
+        bool, typer.Option("--through-attention", help="Keep waiting while an operator is needed.")
+    ] = False,
+    output: OutputOption = Format.TABLE,
+    url: UrlOption = DEFAULT_URL,
+    token_file: TokenFileOption = None,
+) -> None:
+    """Wait until a request is over, with progress on stderr.
+
+    Exit code 0: succeeded; 6: succeeded with accepted gaps; 1: failed, cancelled or in need of an operator;
+    3: unknown for a minute (see the reject queue); 7: the time was over first.
+    """
+    with connect(url, token_file) as api:
+        view = wait_for_request(
+            api,
+            request,
+            timeout_seconds=timeout,
+            interval_seconds=interval,
+            through_attention=through_attention,
+        )
+    _finish(view, output)
+
+
+def _finish(view: dict[str, Any], output: Format) -> None:
+    put_record(view, output, leave_out=("body",))
+    code = verdict(view)
+    if view["state"] == RequestState.ATTENTION:
+        say(f"it needs an operator: {view['reason']}; see `reembed shard list {view['id']} --state failed`")
+    raise typer.Exit(code)
+
+
+@app.command("validate")
+def validate(
+    file: Annotated[Path, typer.Argument(help="JSON payload or CloudEvent; - is stdin.")],
+    settings: Annotated[
+        bool, typer.Option("--settings", help="Check this deployment's tenants, models and queues, too.")
+    ] = False,
+    output: OutputOption = Format.TABLE,
+) -> None:
+    """Check a message offline against the contract: no network, no database, nothing is sent."""
+    found = judge(read_text(file), deployment_policy() if settings else None)
+    if output is Format.JSON:
+        put_json(found)
+    else:
+        put_record(found, output)
+
+
+@app.command("cancel")
+def cancel(
+    request: RequestArgument,
+    reason: ReasonOption,
+    yes: YesOption = False,
+    wait: WaitOption = False,
+    actor: ActorOption = None,
+    output: OutputOption = Format.TABLE,
+    url: UrlOption = DEFAULT_URL,
+    token_file: TokenFileOption = None,
+) -> None:
+    """Stop a request and what runs of it."""
+    question = f"Cancel request {request} and stop its running work?"
+    _order("cancel", question, request, reason, yes, wait, actor, output, url, token_file)
+
+
+@app.command("accept-failures")
+def accept_failures(
+    request: RequestArgument,
+    reason: ReasonOption,
+    yes: YesOption = False,
+    wait: WaitOption = False,
+    actor: ActorOption = None,
+    output: OutputOption = Format.TABLE,
+    url: UrlOption = DEFAULT_URL,
+    token_file: TokenFileOption = None,
+) -> None:
+    """Finish a request in attention with gaps, which its manifest lists."""
+    question = f"Finish request {request} without its failed shards?"
+    _order("accept-failures", question, request, reason, yes, wait, actor, output, url, token_file)
+
+
+@app.command("fail")
+def fail(
+    request: RequestArgument,
+    reason: ReasonOption,
+    yes: YesOption = False,
+    wait: WaitOption = False,
+    actor: ActorOption = None,
+    output: OutputOption = Format.TABLE,
+    url: UrlOption = DEFAULT_URL,
+    token_file: TokenFileOption = None,
+) -> None:
+    """Give up a request in attention; a requeue can reopen it."""
+    _order("fail", f"Give up request {request}?", request, reason, yes, wait, actor, output, url, token_file)
+
+
+@app.command("resume")
+def resume(
+    request: RequestArgument,
+    reason: ReasonOption,
+    wait: WaitOption = False,
+    actor: ActorOption = None,
+    output: OutputOption = Format.TABLE,
+    url: UrlOption = DEFAULT_URL,
+    token_file: TokenFileOption = None,
+) -> None:
+    """Go on with a paused request; its cost limit is lifted."""
+    _order("resume", "", request, reason, True, wait, actor, output, url, token_file)
+
+
+def _order(
+    action: str,
+    question: str,
+    request: str,
+    reason: str,
+    yes: bool,
+    wait: bool,
+    actor: str | None,
+    output: Format,
+    url: str,
+    token_file: Path | None,
+) -> None:
+    confirm(question, yes)
+    with connect(url, token_file) as api:
+        operation = api.post("requests", request, action, body={"reason": reason}, actor=actor_name(actor))
+        if wait:
+            operation = wait_for_operation(api, operation)
+    put_record(operation, output)
+    code = operation_verdict(operation)
+    if code is not Exit.OK:
+        say(f"operation {operation['id']}: {operation['state']}")
+    raise typer.Exit(code)

@@ -1,0 +1,24 @@
+"""`reembed controller`: run one replica."""
+
+from __future__ import annotations
+
+import typer
+
+from controller.commands.extras import needed
+from controller.commands.settings import load
+
+app = typer.Typer(help="The controller itself.", no_args_is_help=True)
+
+
+@app.callback()
+def group() -> None:
+    """The controller itself."""
+
+
+@app.command("run")
+def run() -> None:
+    """Run one replica until SIGTERM or Ctrl-C: loops, API, health and metrics. Any number may share a database."""
+    load()
+    with needed("controller"):
+        from controller import main
+    main.main()

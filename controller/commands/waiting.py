@@ -1,0 +1,141 @@
+"""Waiting for a request or an operation to end, with progress on stderr: a bar on a terminal, else a line a change.
+
+A controller that is away for a while does not end a wait; the clock does.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+from controller.commands.connection import Api
+from controller.commands.exits import CliError, Exit, Unanswered
+from controller.commands.terminal import say
+from schema.states import REQUEST_TERMINAL, RequestState
+
+#: A request is known once intake has read its message; one that was refused never is.
+UNKNOWN_SECONDS = 60.0
+#: How long no answer at all is borne.
+SILENCE_SECONDS = 120.0
+OPERATION_SECONDS = 120.0
+
+Show = Callable[[dict[str, Any]], None]
+
+
+def wait_for_request(
+    api: Api, request_id: str, *, timeout_seconds: float, interval_seconds: float, through_attention: bool
+) -> dict[str, Any]:
+    """The request's last view: over, or in attention unless that is waited through. CliError TIMEOUT otherwise."""
+    with _progress() as show:
+        for view in _views(api, request_id, timeout_seconds, interval_seconds):
+            show(view)
+            state = RequestState(view["state"])
+            if state in REQUEST_TERMINAL or (state is RequestState.ATTENTION and not through_attention):
+                return view
+    raise AssertionError("the polling ends with an error or an answer")
+
+
+def verdict(view: dict[str, Any]) -> Exit:
+    """Of a request that was waited for: accepted gaps are a partial success, attention and failure none."""
+    if view["state"] != RequestState.SUCCEEDED:
+        return Exit.FAILED
+    return Exit.PARTIAL if view["progress"]["shards_done"] < view["shards"] else Exit.OK
+
+
+def wait_for_operation(api: Api, operation: dict[str, Any], interval_seconds: float = 0.5) -> dict[str, Any]:
+    """The operation once it was carried out."""
+    deadline = time.monotonic() + OPERATION_SECONDS
+    while operation["state"] == "pending":
+        if time.monotonic() >= deadline:
+            fix = f"see `reembed operation show {operation['id']}`; does a controller lead?"
+            raise CliError(Exit.TIMEOUT, f"operation {operation['id']} is still pending", fix)
+        time.sleep(interval_seconds)
+        operation = api.get("operations", operation["id"])
+    return operation
+
+
+def operation_verdict(operation: dict[str, Any]) -> Exit:
+    if operation["state"] == "pending":
+        return Exit.OK
+    if operation["state"] == "refused" or not operation["moved"]:
+        return Exit.CONFLICT
+    return Exit.PARTIAL if operation["skipped"] else Exit.OK
+
+
+def _views(api: Api, request_id: str, timeout_seconds: float, interval_seconds: float) -> Iterator[dict[str, Any]]:
+    """Polls; answers that fail are borne for a while."""
+    began = heard = time.monotonic()
+    while True:
+        try:
+            yield api.get("requests", request_id)
+            heard = time.monotonic()
+        except Unanswered:
+            if time.monotonic() - heard >= SILENCE_SECONDS:
+                raise
+        except CliError as error:
+            # Asked for just after it was sent, it may not be a row yet.
+            if error.code is not Exit.NOT_FOUND or time.monotonic() - began >= UNKNOWN_SECONDS:
+                raise
+        if timeout_seconds and time.monotonic() - began >= timeout_seconds:
+            fix = "wait again, or look with `reembed request show`; the request goes on"
+            raise CliError(Exit.TIMEOUT, f"request {request_id} was not over after {timeout_seconds:g} s", fix)
+        time.sleep(interval_seconds)
+
+
+@contextmanager
+def _progress() -> Iterator[Show]:
+    if not sys.stderr.isatty():
+        yield _lines()
+        return
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[figures]}"),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("waiting", total=None, figures="")
+
+        def show(view: dict[str, Any]) -> None:
+            of = view["progress"]
+            total = of["assets"] or None
+            progress.update(task, description=_state(view), total=total, completed=of["done"], figures=_figures(view))
+
+        yield show
+
+
+def _lines() -> Show:
+    last: list[str] = []
+
+    def show(view: dict[str, Any]) -> None:
+        line = f"{view['id']} {_state(view)}: {_figures(view)}"
+        if last != [line]:
+            last[:] = [line]
+            say(line)
+
+    return show
+
+
+def _state(view: dict[str, Any]) -> str:
+    return view["state"] + (" (paused)" if view["paused"] else "")
+
+
+def _figures(view: dict[str, Any]) -> str:
+    of = view["progress"]
+    parts = [f"{of['done']}/{of['assets']} assets", f"{of['bad']} bad", f"{of['shards_done']}/{of['shards']} shards"]
+    if of["eta_seconds"] is not None:
+        parts.append(f"about {_duration(of['eta_seconds'])} left")
+    return ", ".join(parts)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
