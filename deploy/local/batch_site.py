@@ -63,6 +63,7 @@ class BatchTuning(BaseModel):
     ranks: int = Field(2, ge=1, description="Engines of one infer container, as GPUs of one instance.")
     start_delay_seconds: float = Field(5.0, ge=0, description="Batch seconds in STARTING.")
     blocked_after_seconds: float = Field(60.0, ge=0, description="Batch seconds until a stuck head has a reason.")
+    list_lag_seconds: float = Field(5.0, ge=0, description="Batch seconds until ListJobs by name knows a new job.")
     faults_in_events: bool = Field(True, description="Late, doubled and reordered events, as EventBridge may.")
 
 
@@ -98,6 +99,7 @@ def stand_in_config(
         working_directory=working_directory,
         stop_grace_seconds=REAL_STOP_GRACE_SECONDS / tuning.time_scale,
         blocked_after_seconds=tuning.blocked_after_seconds,
+        list_lag_seconds=tuning.list_lag_seconds,
         events=EventsConfig(**events),
     )
 

@@ -1,0 +1,68 @@
+"""SIGKILL to the only controller at a chosen moment, a start, and the same output as if nothing had happened."""
+
+from __future__ import annotations
+
+import pytest
+
+from deploy.local.output import Output
+from tests.e2e.site import Site, assert_same_output, eventually
+
+_JOB = "EXISTS (SELECT 1 FROM jobs WHERE request_id = %(id)s AND kind = '{}' AND state = '{}')"
+_ATTEMPT = "EXISTS (SELECT 1 FROM attempts WHERE request_id = %(id)s AND kind = '{}' AND state = '{}')"
+_COMMITTED = "(SELECT count(*) FROM shards WHERE request_id = %(id)s AND state = 'succeeded') >= {}"
+_REQUEST = "EXISTS (SELECT 1 FROM requests WHERE id = %(id)s AND state = '{}')"
+
+#: In the order in which a request passes them.
+MOMENTS = {
+    "accepted": "EXISTS (SELECT 1 FROM requests WHERE id = %(id)s)",
+    "prepare submitted": _JOB.format("prepare", "submitted"),
+    "preparing": _ATTEMPT.format("prepare", "running"),
+    "planned": _REQUEST.format("running"),
+    "queued": _ATTEMPT.format("infer", "queued"),
+    "embedding": _ATTEMPT.format("infer", "running"),
+    "first commit": _COMMITTED.format(1),
+    "half committed": _COMMITTED.format(5),
+    "all committed": _REQUEST.format("finishing"),
+    "indexing": _ATTEMPT.format("index", "running"),
+}
+IN_EVERY_RUN = ("planned", "half committed")
+
+
+@pytest.mark.parametrize(
+    "moment",
+    [pytest.param(name, marks=() if name in IN_EVERY_RUN else pytest.mark.long, id=name) for name in MOMENTS],
+)
+def test_killed_and_started_again(site: Site, undisturbed: Output, moment: str) -> None:
+    site.stack.start_controller("one")
+    run = site.submit(f"killed-{moment.replace(' ', '-')}")
+    run.until(MOMENTS[moment])
+    site.stack.kill_controller("one")
+    assert run.state not in ("succeeded", "failed"), "the moment had passed"
+    site.stack.start_controller("one")
+    assert_same_output(run.finished(), undisturbed)
+
+
+def test_killed_while_submitjob_is_under_way(site: Site, undisturbed: Output) -> None:
+    """Batch has the job, the controller never heard: it is found by its name and adopted, not submitted again."""
+    site.stack.start_controller("one")
+    run = site.submit("killed-submitting")
+    run.until(MOMENTS["preparing"])
+    before = site.batch_faults_fired()["slow_answers"]
+    site.batch_fault(fault="slow", operation="SubmitJob", count=1, seconds=4)
+    eventually(lambda: site.batch_faults_fired()["slow_answers"] > before, "a SubmitJob under way")
+    site.stack.kill_controller("one")
+    site.stack.start_controller("one")
+    assert_same_output(run.finished(), undisturbed)
+    assert site.metric("one", "submissions_total", kind="infer", result="adopted") == 1
+
+
+@pytest.mark.long
+def test_killed_again_and_again(site: Site, undisturbed: Output) -> None:
+    """At every moment of one and the same request."""
+    run = site.submit("killed-often")
+    for condition in MOMENTS.values():
+        site.stack.start_controller("one")
+        run.until(condition)
+        site.stack.kill_controller("one")
+    site.stack.start_controller("one")
+    assert_same_output(run.finished(), undisturbed)

@@ -1,0 +1,33 @@
+"""The three shapes of a Batch job: arrays and a lone job in one request, and multi-node jobs."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from deploy.local.batch_site import Queue
+from deploy.local.output import Output
+from tests.e2e.site import SHARDS, Run, Site, assert_same_output
+
+SHAPES = "SELECT size, multi_node, queue FROM jobs WHERE request_id = %(id)s AND kind = 'infer'"
+
+
+def shapes(run: Run) -> Counter[tuple[int, bool, str]]:
+    return Counter(run.site.rows(SHAPES, id=run.id))
+
+
+def test_arrays_and_a_lone_job(site: Site) -> None:
+    site.stack.start_controller("one")
+    run = site.submit("arrays")
+    run.finished()
+    assert shapes(run) == {(4, False, Queue.G6E): 2, (1, False, Queue.G6E): 1}
+    assert len(run.attempts()) == SHARDS
+
+
+def test_multi_node_jobs(site: Site, undisturbed: Output) -> None:
+    site.stack.start_controller("one")
+    run = site.submit("nodes", mode="multi_node", queues=[Queue.ONDEMAND])
+    assert_same_output(run.finished(), undisturbed)
+    made = shapes(run)
+    assert {(multi_node, queue) for _, multi_node, queue in made} == {(True, Queue.ONDEMAND)}
+    assert sum(size * count for (size, _, _), count in made.items()) == SHARDS
+    assert max(size for size, _, _ in made) > 1

@@ -1,0 +1,44 @@
+"""Answers of SubmitJob that get lost: adopted where Batch can tell, stopped where a second job came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deploy.local.batch_site import BatchTuning
+from tests.e2e.site import SHARDS, Site, eventually
+
+
+def test_a_lost_answer_is_found_and_adopted(site: Site) -> None:
+    site.stack.start_controller("one")
+    run = site.submit("lost-answer")
+    run.until("EXISTS (SELECT 1 FROM attempts WHERE request_id = %(id)s AND kind = 'prepare' AND state = 'running')")
+    site.batch_fault(fault="lost_response", count=2)
+    run.finished()
+    assert site.metric("one", "submissions_total", kind="infer", result="ambiguous") == 2
+    assert site.metric("one", "submissions_total", kind="infer", result="adopted") == 2
+    assert len(run.attempts()) == SHARDS, "a shard was submitted twice"
+
+
+@pytest.fixture
+def forgetful_site(tmp_path: Path) -> Iterator[Site]:
+    """ListJobs by name lags for longer than the controller waits before it submits anew."""
+    tuning = BatchTuning(start_delay_seconds=2, backlog=SHARDS + 1, list_lag_seconds=60)
+    with Site.build(tmp_path, tuning, REEMBED_RECONCILE__LOOKUP_GRACE_SECONDS="1") as site:
+        yield site
+
+
+def test_a_duplicate_is_found_and_stopped(forgetful_site: Site) -> None:
+    site = forgetful_site
+    site.stack.start_controller("one")
+    run = site.submit("duplicate")
+    run.until("EXISTS (SELECT 1 FROM attempts WHERE request_id = %(id)s AND kind = 'prepare' AND state = 'running')")
+    site.batch_fault(fault="lost_response", count=1)
+    run.finished()
+    assert site.metric("one", "submissions_total", kind="infer", result="absent") == 1
+    eventually(lambda: site.metric("one", "duplicates_stopped_total") == 1, "the duplicate is stopped")
+    top = [job for job in site.batch_jobs() if job["parent"] is None]
+    eventually(lambda: not any(job["live"] for job in site.batch_jobs()), "nothing runs any more")
+    assert len(top) == len(site.rows("SELECT 1 FROM jobs")), "the duplicate has a row of its own"
