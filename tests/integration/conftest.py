@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import boto3
+import httpx
 import psycopg
 import pytest
 from botocore.config import Config
 
 from deploy.local.ministack import Ministack
 from deploy.local.postgres import Database, Driver
+from deploy.local.processes import Process, accepts_connections, start_on_free_port
+from tests.integration.worker_site import Faults
 from tests.postgres import TestServer
 from tests.produced import BAD, KEYS, MakeOutput, Produced
 from worker.index import pgvector
@@ -41,6 +45,31 @@ def s3_client(aws_endpoint: str) -> Iterator[Any]:
     )
     yield client
     client.close()
+
+
+@pytest.fixture(scope="session")
+def proxy(aws_endpoint: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """An S3 endpoint that misbehaves on demand."""
+    log_path = tmp_path_factory.mktemp("proxy") / "proxy.log"
+
+    def process(port: int) -> Process:
+        arguments = ["-m", "deploy.local.s3proxy", "--port", str(port), "--target", aws_endpoint]
+        return Process("s3proxy", [sys.executable, *arguments], log_path=log_path)
+
+    running, port = start_on_free_port(process, accepts_connections)
+    yield f"http://127.0.0.1:{port}"
+    running.kill()  # it may still hold requests that tests delayed for ever
+
+
+@pytest.fixture
+def faults(proxy: str) -> Iterator[Faults]:
+    """Call it with rules to replace those of the proxy; with none, it behaves again."""
+
+    def replace(*rules: dict[str, Any]) -> None:
+        httpx.post(f"{proxy}/_faults", json=list(rules)).raise_for_status()
+
+    yield replace
+    httpx.delete(f"{proxy}/_faults").raise_for_status()
 
 
 @pytest.fixture(scope="session")

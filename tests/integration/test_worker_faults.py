@@ -1,11 +1,9 @@
-"""What goes wrong under a running worker: killed processes, SIGTERM, throttling, lost answers, poison."""
+"""What goes wrong under a running worker: killed stages, throttling, lost answers, poison. Ranks have a file too."""
 
 from __future__ import annotations
 
-import signal
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -13,37 +11,12 @@ from typing import Any
 import httpx
 import pytest
 
-from deploy.local.processes import Process, accepts_connections, start_on_free_port
 from schema import layout
 from schema.exit_codes import ExitCode
 from schema.messages import ReportKind
 from schema.states import RowStatus
-from tests.integration.worker_site import Site, photo, wait_for
-
-Faults = Callable[..., None]
-
-
-@pytest.fixture(scope="module")
-def proxy(aws_endpoint: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """An S3 endpoint that misbehaves on demand."""
-    log_path = tmp_path_factory.mktemp("proxy") / "proxy.log"
-
-    def process(port: int) -> Process:
-        arguments = ["-m", "deploy.local.s3proxy", "--port", str(port), "--target", aws_endpoint]
-        return Process("s3proxy", [sys.executable, *arguments], log_path=log_path)
-
-    running, port = start_on_free_port(process, accepts_connections)
-    yield f"http://127.0.0.1:{port}"
-    running.kill()  # it may still hold requests that tests delayed for ever
-
-
-@pytest.fixture
-def faults(proxy: str) -> Iterator[Faults]:
-    def replace(*rules: dict[str, Any]) -> None:
-        httpx.post(f"{proxy}/_faults", json=list(rules)).raise_for_status()
-
-    yield replace
-    httpx.delete(f"{proxy}/_faults").raise_for_status()
+from tests.integration.worker_site import Faults, Site, photo, photos, wait_for
+from worker.fetch import TRIES
 
 
 @pytest.fixture
@@ -101,56 +74,8 @@ class DenyingS3:
         self.client.close()
 
 
-def photos(count: int) -> dict[str, bytes]:
-    return {f"stock/{number:03d}.jpg": photo(number) for number in range(count)}
-
-
-def slow_get(site: Site, key: str, seconds: float) -> dict[str, Any]:
-    return {"action": "delayed", "prefix": f"{site.source}/{key}", "seconds": seconds}
-
-
-def test_a_killed_rank_is_restarted_and_its_chunks_are_done(site: Site, faults: Faults) -> None:
-    faults(slow_get(site, "stock/011", 600.0))
-    attempt = site.start(site.assign(site.plan(site.put_photos(photos(12)), chunk_assets=3)), ranks=2)
-    wait_for(lambda: len(site.chunk_keys()) == 3, "all chunks but the one that hangs")
-    faults()
-    wait_for(lambda: len(attempt.children("worker.rank")) == 1, "the other rank's end")
-    (hanging,) = attempt.children("worker.rank")
-    hanging.kill()
-    assert attempt.wait() is ExitCode.OK, attempt.log
-    assert [row.ordinal for row in site.rows()] == list(range(12))
-    assert {row.status for row in site.rows()} == {RowStatus.OK}
-    assert "rank lost" in attempt.log
-
-
-def test_a_rank_that_dies_twice_ends_the_job_and_keeps_chunks(site: Site, faults: Faults) -> None:
-    faults(slow_get(site, "stock/005", 600.0))
-    entry = site.plan(site.put_photos(photos(6)), chunk_assets=2)
-    attempt = site.start(site.assign(entry))
-    wait_for(lambda: len(site.chunk_keys()) == 2, "two chunks")
-    killed = set()
-    for _ in range(2):
-        (rank,) = wait_for(
-            lambda: [child for child in attempt.children("worker.rank") if child.pid not in killed], "the rank"
-        )
-        killed.add(rank.pid)
-        rank.kill()
-    assert attempt.wait() is ExitCode.CRASHED, attempt.log
-    report = site.ended()
-    assert report.exit_code is ExitCode.CRASHED
-    assert report.open_chunks == [2]
-    assert report.chunks_left == 1
-    assert len(site.chunk_keys()) == 2
-    assert site.marker() is None
-
-    faults()
-    assert site.run(entry) is ExitCode.OK
-    assert site.ended().figures.chunks_reused == 2
-    assert len(site.rows()) == 6
-
-
 def test_a_killed_engine_or_decoder_costs_no_row(site: Site, faults: Faults) -> None:
-    faults(slow_get(site, "stock/", 0.3))
+    faults(site.slow_get("stock/", 0.3))
     attempt = site.start(site.assign(site.plan(site.put_photos(photos(12))), fetch_concurrency=2))
     wait_for(site.chunk_keys, "a first chunk")
     attempt.children("worker.decode")[0].kill()
@@ -160,57 +85,23 @@ def test_a_killed_engine_or_decoder_costs_no_row(site: Site, faults: Faults) -> 
     assert len(site.rows()) == 12
 
 
-def test_a_killed_worker_leaves_no_process_and_no_broken_chunk(site: Site, faults: Faults) -> None:
-    faults(slow_get(site, "stock/009", 600.0))
-    entry = site.plan(site.put_photos(photos(10)))
-    attempt = site.start(site.assign(entry), ranks=2)
-    wait_for(lambda: len(site.chunk_keys()) == 2, "two chunks")
-    family = [child for module in ("rank", "decode", "engine") for child in attempt.children(f"worker.{module}")]
-    assert len(family) >= 3
-    attempt.process.send_signal(signal.SIGKILL)
-    attempt.process.wait()
-    wait_for(lambda: not any(child.is_running() for child in family), "the children's end")
-
-    faults()
-    assert site.run(entry) is ExitCode.OK
-    assert site.ended().figures.chunks_reused == 2
-    assert len(site.rows()) == 10
-
-
-def test_sigterm_finishes_the_open_chunk(site: Site, faults: Faults) -> None:
-    faults(slow_get(site, "stock/", 0.2))
-    entry = site.plan(site.put_photos(photos(16)), chunk_assets=2)
-    attempt = site.start(site.assign(entry, fetch_concurrency=1))
-    wait_for(site.chunk_keys, "a first chunk")
-    attempt.process.send_signal(signal.SIGTERM)
-    assert attempt.wait() is ExitCode.INTERRUPTED, attempt.log
-    report = site.ended()
-    assert report.exit_code is ExitCode.INTERRUPTED
-    assert report.open_chunks == []
-    kept = len(site.chunk_keys())
-    assert 1 <= kept < 8
-    assert report.chunks_left == 8 - kept
-
-    faults()
-    assert site.run(entry) is ExitCode.OK
-    assert site.ended().figures.chunks_reused == kept
-
-
-def test_sigterm_does_not_wait_for_a_chunk_that_takes_too_long(site: Site, faults: Faults) -> None:
-    faults(slow_get(site, "stock/003", 600.0))
-    attempt = site.start(site.assign(site.plan(site.put_photos(photos(4)), chunk_assets=2)), REEMBED_STOP_SECONDS="0.5")
-    wait_for(site.chunk_keys, "the first chunk")
-    attempt.process.send_signal(signal.SIGTERM)
-    assert attempt.wait() is ExitCode.INTERRUPTED, attempt.log
-    assert site.ended().open_chunks == [1]
-
-
 def test_a_burst_of_throttling_is_ridden_out(site: Site, faults: Faults) -> None:
     entry = site.plan(site.put_photos(photos(12)))
     faults({"action": "throttled", "prefix": f"{site.source}/", "at_most": 10})
     assert site.run(entry) is ExitCode.OK
     assert site.ended().figures.throttled == 10
     assert {row.status for row in site.rows()} == {RowStatus.OK}
+
+
+def test_what_the_loop_gave_up_gets_a_last_pass_in_the_same_attempt(site: Site, faults: Faults) -> None:
+    entry = site.plan(site.put_photos(photos(8)))
+    faults({"action": "throttled", "prefix": f"{site.source}/stock/001", "at_most": TRIES})
+    assert site.run(entry) is ExitCode.OK
+    assert {row.status for row in site.rows()} == {RowStatus.OK}
+    figures = site.ended().figures
+    assert (figures.throttled, figures.ok, figures.chunks_done) == (TRIES, 8, 2)
+    assert figures.bytes_fetched == sum(map(len, photos(8).values()))  # the last pass fetched the hole alone
+    assert sum(key.endswith(".partial.parquet") for key in site.chunk_keys()) == 1
 
 
 def test_what_stays_throttled_is_left_to_the_next_attempt(site: Site, faults: Faults) -> None:
@@ -256,7 +147,7 @@ def test_an_unclear_answer_to_the_commit_is_read_back(site: Site, faults: Faults
 
 def test_an_assignment_withdrawn_meanwhile_is_not_committed(site: Site, faults: Faults) -> None:
     entry = site.plan(site.put_photos(photos(4)), chunk_assets=2)
-    faults(slow_get(site, "stock/003", 600.0))
+    faults(site.slow_get("stock/003", 600.0))
     uri = site.assign(entry)
     attempt = site.start(uri)
     wait_for(site.chunk_keys, "the first chunk")
@@ -272,7 +163,7 @@ def test_an_assignment_withdrawn_meanwhile_is_not_committed(site: Site, faults: 
 
 def test_isolation_finds_the_asset_that_kills(site: Site, faults: Faults) -> None:
     """A rank dies whenever ordinal 1 is fetched: the test is the killer."""
-    faults(slow_get(site, "stock/001", 600.0))
+    faults(site.slow_get("stock/001", 600.0))
     entry = site.plan(site.put_photos(photos(3))).model_copy(update={"isolate": [0]})
     attempt = site.start(site.assign(entry))
 
@@ -295,7 +186,7 @@ def test_isolation_finds_the_asset_that_kills(site: Site, faults: Faults) -> Non
 
 
 def test_known_poison_is_not_touched(site: Site, faults: Faults) -> None:
-    faults(slow_get(site, "stock/001", 600.0))
+    faults(site.slow_get("stock/001", 600.0))
     entry = site.plan(site.put_photos(photos(3))).model_copy(update={"skip": [1]})
     assert site.run(entry) is ExitCode.OK
     assert [row.status for row in site.rows()] == [RowStatus.OK, RowStatus.POISON, RowStatus.OK]
@@ -318,7 +209,7 @@ def test_lost_reports_do_not_fail_the_work(site: Site) -> None:
 
 
 def test_reports_say_what_happened_in_order(site: Site, faults: Faults) -> None:
-    faults(slow_get(site, "stock/", 0.3))
+    faults(site.slow_get("stock/", 0.3))
     attempt = site.start(site.assign(site.plan(site.put_photos(photos(6)), chunk_assets=2), heartbeat_seconds=0.2))
     assert attempt.wait() is ExitCode.OK, attempt.log
     reports = site.reports()

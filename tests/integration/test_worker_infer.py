@@ -16,7 +16,7 @@ from schema.exit_codes import ExitCode
 from schema.messages import ReportKind
 from schema.shardfile import Address
 from schema.states import RowStatus
-from tests.integration.worker_site import Site, photo, wait_for
+from tests.integration.worker_site import Site, photo, photos, wait_for
 from worker.models import registry
 
 
@@ -31,10 +31,6 @@ LITE0 = {
     "model": "efficientnet-lite0@1",
     "preprocessing_digest": registry.find("efficientnet-lite0@1").preprocessing_digest,
 }
-
-
-def photos(count: int) -> dict[str, bytes]:
-    return {f"stock/{number:03d}.jpg": photo(number) for number in range(count)}
 
 
 def assert_complete(site: Site, keys: list[str], *, chunks: int) -> None:
@@ -67,16 +63,6 @@ def test_a_shard_becomes_chunks_a_commit_and_reports(site: Site) -> None:
     assert reports[-1].figures.assets == reports[-1].figures.ok == 10
     assert reports[-1].figures.bytes_fetched == sum(map(len, bodies.values()))
     assert reports[-1].chunks_left == 0
-
-
-@pytest.mark.parametrize(("ranks", "assets", "chunks"), [(2, 18, 5), (8, 18, 5)], ids=["two", "more than chunks"])
-def test_ranks_share_a_shard_exactly(site: Site, ranks: int, assets: int, chunks: int) -> None:
-    bodies = photos(assets)
-    attempt = site.start(site.assign(site.plan(site.put_photos(bodies))), ranks=ranks)
-    assert attempt.wait() is ExitCode.OK, attempt.log
-    assert_complete(site, list(bodies), chunks=chunks)
-    assert len(site.chunk_keys()) == chunks  # disjoint: no chunk was written twice
-    assert site.ended().figures.chunks_done == chunks
 
 
 def test_ranks_and_one_rank_give_the_same_vectors(site: Site) -> None:

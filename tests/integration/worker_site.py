@@ -33,6 +33,9 @@ from worker.rows import Row
 
 DEADLINE_SECONDS = 120.0
 
+#: Replaces the rules of the S3 proxy.
+Faults = Callable[..., None]
+
 
 def photo(seed: int, *, size: tuple[int, int] = (160, 120), image_format: str = "JPEG") -> bytes:
     """A smooth random picture: no two seeds look alike."""
@@ -40,6 +43,10 @@ def photo(seed: int, *, size: tuple[int, int] = (160, 120), image_format: str = 
     file = io.BytesIO()
     Image.fromarray(noise).resize(size, Image.Resampling.BICUBIC).save(file, image_format)
     return file.getvalue()
+
+
+def photos(count: int) -> dict[str, bytes]:
+    return {f"stock/{number:03d}.jpg": photo(number) for number in range(count)}
 
 
 def wait_for(condition: Callable[[], Any], what: str, seconds: float = DEADLINE_SECONDS) -> Any:
@@ -69,10 +76,13 @@ class Attempt:
     def log(self) -> str:
         return self.log_path.read_text()
 
-    def children(self, module: str) -> list[psutil.Process]:
-        """Living descendants that run `python -m module`."""
+    def children(self, module: str, *, direct: bool = False) -> list[psutil.Process]:
+        """Living descendants that run `python -m module`, or seem to: a child just forked still has our command line.
+
+        `direct`: only children of the first process.
+        """
         try:
-            family = psutil.Process(self.process.pid).children(recursive=True)
+            family = psutil.Process(self.process.pid).children(recursive=not direct)
         except psutil.NoSuchProcess:
             return []
         found = []
@@ -125,6 +135,10 @@ class Site:
             answer = self.s3.put_object(Bucket=self.source, Key=key, Body=bodies[key])
             addresses.append(Address(key.encode(), len(bodies[key]), answer["ETag"].strip('"')))
         return addresses
+
+    def slow_get(self, key: str, seconds: float) -> dict[str, Any]:
+        """A rule for the proxy: source keys that begin with `key` are answered late."""
+        return {"action": "delayed", "prefix": f"{self.source}/{key}", "seconds": seconds}
 
     def plan(self, addresses: Iterable[Address], *, shard: int = 0, chunk_assets: int = 4) -> Entry:
         addresses = list(addresses)
