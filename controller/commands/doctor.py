@@ -14,9 +14,9 @@ from pydantic import ValidationError
 from controller.commands.connection import DEFAULT_URL, TokenFileOption, UrlOption, connect
 from controller.commands.exits import CliError, Exit
 from controller.commands.extras import needed
-from controller.commands.settings import FIX, problems, settings_policy
+from controller.commands.settings import FIX
 from controller.commands.terminal import Format, OutputOption, put_rows, say
-from controller.settings import Settings
+from controller.settings import Settings, problems
 
 if TYPE_CHECKING:
     from controller.commands.checks import Finding
@@ -50,7 +50,7 @@ def _configured() -> list[Finding]:
 
     try:
         settings = Settings()  # type: ignore[call-arg]
-        settings_policy(settings)
+        settings.policy()
     except (ValidationError, OSError, ValueError) as error:
         return [checks.fail("settings", problem, FIX) for problem in problems(error)]
     read = checks.ok("settings", f"{len(settings.tenants)} tenants, {len(settings.gpu_queues)} GPU queues")
