@@ -130,7 +130,9 @@ async def run(settings: Settings) -> None:
     async with open_context(settings, metrics) as context:
         runner = Runner(context, loops(context))
         listener = _listen(settings)
-        server = _Server(uvicorn.Config(_application(context, runner, metrics), lifespan="off", log_config=None, access_log=False))
+        server = _Server(
+            uvicorn.Config(_application(context, runner, metrics), lifespan="off", log_config=None, access_log=False)
+        )
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         working = asyncio.create_task(runner.run())
         log.info("started", replica=context.holder, host=settings.api.host, port=settings.api.port)

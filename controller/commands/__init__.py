@@ -1,1 +1,1 @@
-"""The commands of `reembed`, one file a noun. They talk to the REST API; only `db`, `doctor` and `controller` do not."""
+"""The commands of `reembed`, one file a noun. All talk to the REST API, but for `db`, `doctor` and `controller`."""

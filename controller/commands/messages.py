@@ -1,7 +1,6 @@
-"""Messages from files, stdin or flags, and their validation offline: no network, no database.
+"""Messages from files, stdin or flags. Whether they are right is said elsewhere: offline, or by the API.
 
-A file holds a whole CloudEvent or only the payload of request.submit. Without settings the contract alone is
-checked; with them also what this deployment allows.
+A file holds a whole CloudEvent or only the payload of request.submit.
 """
 
 from __future__ import annotations
@@ -9,17 +8,13 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from controller.commands.exits import CliError, Exit
-from controller.core.admission import Policy, admit, request_id
 from controller.core.rejects import Reject
 from controller.core.wire import read
-from schema.messages import MAX_BODY_BYTES, MessageType, RejectCode
-
-_FORBIDDEN = (RejectCode.UNKNOWN_TENANT, RejectCode.FORBIDDEN_BUCKET, RejectCode.FORBIDDEN_MODEL)
+from schema.messages import MAX_BODY_BYTES, MessageType
 
 
 def read_text(path: Path) -> str:
@@ -28,8 +23,11 @@ def read_text(path: Path) -> str:
         if str(path) == "-":
             return sys.stdin.read()
         return path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise CliError(Exit.USAGE, f"cannot read {path}: {error}") from error
+    except UnicodeDecodeError as error:
+        raise CliError(Exit.USAGE, f"cannot read {path}: it is not UTF-8", "write JSON in UTF-8 or ASCII") from error
+    except OSError as error:
+        fix = "name a file with the message; `-` reads stdin"
+        raise CliError(Exit.USAGE, f"cannot read {path}: {error.strerror}", fix) from error
 
 
 def as_event(text: str) -> str:
@@ -38,7 +36,7 @@ def as_event(text: str) -> str:
         document = json.loads(text)
     except (ValueError, RecursionError):
         return text
-    if not isinstance(document, dict) or "specversion" in document or "data" in document:
+    if not isinstance(document, dict) or {"specversion", "data", "detail", "Message"} & document.keys():
         return text
     head = {"specversion": "1.0", "id": "validate", "source": "urn:reembed:cli", "type": MessageType.REQUEST_SUBMIT}
     return f'{json.dumps(head)[:-1]}, "data": {text}}}'
@@ -48,40 +46,20 @@ def payload_of(text: str) -> str:
     """What the API takes: the payload alone, as it was written where it stands by itself."""
     try:
         document = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise CliError(Exit.USAGE, f"not JSON: {error}", "give one JSON object") from error
+    except ValueError as error:
+        raise CliError(Exit.USAGE, f"this is not JSON: {error}", "give one JSON object") from error
+    except RecursionError as error:
+        raise CliError(Exit.USAGE, "this nests too deep", "nothing in the contract nests that deep") from error
     if not isinstance(document, dict) or "specversion" not in document:
         return text
     checked = read(text, MAX_BODY_BYTES)
     if isinstance(checked, Reject):
-        raise refusal(checked)
+        more: dict[str, Any] = {"code": checked.code.value, "field": checked.field}
+        raise CliError(Exit.USAGE, checked.reason, checked.fix, **more)
     if document["type"] != MessageType.REQUEST_SUBMIT:
         fix = "send it to the requests queue, or use `reembed request cancel`"
         raise CliError(Exit.USAGE, f"this is a {document['type']}, not a request.submit", fix)
     return json.dumps(document["data"])
-
-
-def judge(text: str, policy: Policy | None) -> dict[str, Any]:
-    """What is known of an acceptable message; a CliError that says field and fix for another."""
-    body = as_event(text)
-    if policy is None:
-        message = read(body, MAX_BODY_BYTES)
-        if isinstance(message, Reject):
-            raise refusal(message)
-        payload = message.payload
-        name = request_id(payload.tenant, payload.idempotency_key)
-        return {"valid": True, "checked": "contract", "type": message.origin.event_type, "request_id": name}
-    fact = admit(body, policy, datetime.now(UTC))
-    if isinstance(fact, Reject):
-        raise refusal(fact)
-    kind = fact.origin.event_type
-    return {"valid": True, "checked": "contract and settings", "type": kind, "request_id": fact.request_id}
-
-
-def refusal(reject: Reject) -> CliError:
-    code = Exit.FORBIDDEN if reject.code in _FORBIDDEN else Exit.USAGE
-    field = {"field": reject.field} if reject.field else {}
-    return CliError(code, reject.reason, reject.fix, code=reject.code.value, **field)
 
 
 def from_flags(
@@ -91,6 +69,7 @@ def from_flags(
     source: str | None,
     model: str | None,
     output: str | None,
+    dtype: str | None,
     labels: Sequence[str],
     **optional: Any,
 ) -> dict[str, Any]:
@@ -105,9 +84,9 @@ def from_flags(
         "idempotency_key": key,
         "source": _source(source),
         "model": model,
-        "output": {"uri": output},
+        "output": {"uri": output} | ({"dtype": dtype} if dtype else {}),
         "labels": dict(_label(label) for label in labels) or None,
-        **{name: value or None for name, value in optional.items()},
+        **optional,
     }
     return {name: value for name, value in payload.items() if value is not None}
 
