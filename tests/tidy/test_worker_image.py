@@ -18,6 +18,7 @@ from worker.main import JOBS
 
 ROOT = Path(__file__).parents[2]
 LINES = (ROOT / "Dockerfile.worker").read_text().replace("\\\n", "").splitlines()
+OURS = {"schema", "worker", "controller", "deploy", "tests"}
 PROCESSES = ("worker.main", "worker.rank", "worker.engine", "worker.torch_engine", "worker.decode")
 
 
@@ -43,9 +44,14 @@ def run(image: Path, *command: str) -> subprocess.CompletedProcess[str]:
 
 def test_every_process_of_the_worker_starts_from_what_is_copied(image: Path) -> None:
     modules = sorted({*PROCESSES, *JOBS.values(), "worker.models.efficientnet_lite0"})
-    done = run(image, "-c", f"import {', '.join(modules)}; print(worker.main.__file__)")
+    listed = "[print(name, module.__file__) for name, module in sys.modules.items() if getattr(module, '__file__', '')]"
+    done = run(image, "-c", f"import sys, {', '.join(modules)}; {listed}")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip().startswith(str(image))
+    loaded = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
+    assert loaded["worker.main"] == str(image / "worker/main.py")
+    # An editable installation has the whole repository on the path; the image has not.
+    ours = {name: path for name, path in loaded.items() if name.partition(".")[0] in OURS}
+    assert {name: path for name, path in ours.items() if image not in Path(path).parents} == {}
 
 
 def test_the_entry_point_is_exec_form_and_says_what_it_lacks(image: Path) -> None:
