@@ -19,6 +19,7 @@ DEFAULT_URL = "http://127.0.0.1:8080"
 TOKEN_VARIABLE = "REEMBED_API__TOKEN"
 TIMEOUT_SECONDS = 30.0
 PAGE = 500
+_TOKEN_FIX = f"give the controller's api.token: a file with --token-file, or {TOKEN_VARIABLE}"
 
 UrlOption = Annotated[str, typer.Option("--url", envvar="REEMBED_API_URL", help="Where the controller's API is.")]
 TokenFileOption = Annotated[
@@ -37,14 +38,15 @@ ReasonOption = Annotated[
 
 
 class Api:
-    """A context manager. `transport` is for tests."""
+    """A context manager."""
 
-    def __init__(self, url: str, token: str | None = None, transport: httpx.BaseTransport | None = None) -> None:
+    def __init__(self, url: str, token: str | None = None) -> None:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._url = url
-        self._http = httpx.Client(
-            base_url=url, headers=headers, timeout=TIMEOUT_SECONDS, transport=transport, follow_redirects=False
-        )
+        try:
+            self._http = httpx.Client(base_url=url, headers=headers, timeout=TIMEOUT_SECONDS)
+        except httpx.InvalidURL as error:
+            raise _no_url(url) from error
 
     def __enter__(self) -> Self:
         return self
@@ -81,14 +83,20 @@ class Api:
         path = "/api/v1/" + "/".join(quote(str(part), safe="") for part in parts)
         try:
             answer = self._http.request(method, path, **options)
-        except httpx.InvalidURL as error:
-            raise CliError(Exit.USAGE, f"not a URL: {self._url!r}", "write it as http://host:port") from error
+        except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+            raise _no_url(self._url) from error
         except httpx.HTTPError as error:
-            fix = "is it running there? --url or REEMBED_API_URL says where; `reembed local up` starts one here"
+            fix = "is a controller running there? --url or REEMBED_API_URL says where; `reembed local up` starts one"
             raise Unanswered(f"no answer from {self._url}: {_words(error)}", fix) from error
-        if answer.is_success:
+        if not answer.is_success:
+            raise _problem(answer)
+        try:
             return answer.json()
-        raise _problem(answer)
+        except ValueError as error:
+            fix = "--url or REEMBED_API_URL must name the controller's API"
+            raise CliError(
+                Exit.FAILED, f"{answer.url} is no API of a controller: its answer is no JSON", fix
+            ) from error
 
 
 def _problem(answer: httpx.Response) -> CliError:
@@ -100,11 +108,15 @@ def _problem(answer: httpx.Response) -> CliError:
     detail = str(document.pop("detail", f"{answer.url} answered {answer.status_code}"))
     fix = str(document.pop("fix", "is this the controller's URL?"))
     if answer.status_code == 401:
-        fix = f"give the token with --token-file or {TOKEN_VARIABLE}"
+        fix = _TOKEN_FIX
     code = BY_STATUS.get(answer.status_code, Exit.FAILED)
     if code is Exit.FAILED:
         return Unanswered(detail, fix, **document)
     return CliError(code, detail, fix, **document)
+
+
+def _no_url(text: str) -> CliError:
+    return CliError(Exit.USAGE, f"not a URL: {text!r}", "write it as http://host:port, in --url or REEMBED_API_URL")
 
 
 def connect(url: str, token_file: Path | None) -> Api:
@@ -117,9 +129,9 @@ def _token(token_file: Path | None) -> str | None:
     try:
         token = token_file.read_text(encoding="utf-8").strip()
     except (OSError, ValueError) as error:
-        raise CliError(Exit.USAGE, f"cannot read --token-file: {error}") from error
-    if not token:
-        raise CliError(Exit.USAGE, f"--token-file {token_file} is empty")
+        raise CliError(Exit.USAGE, f"cannot read --token-file: {error}", _TOKEN_FIX) from error
+    if not token.isascii() or not token.isprintable() or not token:
+        raise CliError(Exit.USAGE, f"--token-file {token_file} does not hold one line of plain text", _TOKEN_FIX)
     return token
 
 

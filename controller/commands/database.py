@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import ModuleType
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
@@ -11,6 +12,8 @@ from controller.commands.exits import CliError, Exit
 from controller.commands.extras import needed
 from controller.commands.settings import database_url
 from controller.commands.terminal import Format, OutputOption, put_record, say
+
+T = TypeVar("T")
 
 app = typer.Typer(help="Migrations of the control database.", no_args_is_help=True)
 
@@ -45,9 +48,8 @@ def _migrations() -> ModuleType:
     return run
 
 
-def _run(work: object, *arguments: str) -> str | None:
+def _run(work: Callable[..., T], *arguments: str) -> T:
     """SQLAlchemy, asyncpg and Alembic have no error in common, and all say enough in one line."""
-    assert callable(work)
     try:
         return work(*arguments)
     except Exception as error:

@@ -24,8 +24,8 @@ class Exit(IntEnum):
 MEANINGS: Mapping[Exit, str] = {
     Exit.OK: "done",
     Exit.FAILED: "failed: the request or the check failed, or the controller did not answer",
-    Exit.USAGE: "the command or the message is wrong, or it needs `--yes` where nobody can be asked",
-    Exit.NOT_FOUND: "there is no such request, shard, attempt, operation or index",
+    Exit.USAGE: "the command, the message or the settings are wrong, or `--yes` is needed where nobody can be asked",
+    Exit.NOT_FOUND: "there is no such request, shard, attempt, operation, index or asset",
     Exit.FORBIDDEN: "no token, a wrong one, or the tenant may not do that",
     Exit.CONFLICT: "the present state does not allow it",
     Exit.PARTIAL: "done in part: some shards were skipped, or the output has accepted gaps",
@@ -33,7 +33,7 @@ MEANINGS: Mapping[Exit, str] = {
     Exit.INTERRUPTED: "interrupted with Ctrl-C; what was ordered goes on",
 }
 
-#: HTTP status → exit code; 422 and its like are usage, everything else is failed.
+#: HTTP status → exit code. Any other is no usable answer.
 BY_STATUS: Mapping[int, Exit] = {
     401: Exit.FORBIDDEN,
     403: Exit.FORBIDDEN,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,9 +18,10 @@ from controller.commands.connection import (
     connect,
 )
 from controller.commands.exits import Exit
-from controller.commands.messages import from_flags, judge, payload_of, read_text
+from controller.commands.messages import as_event, from_flags, payload_of, read_text
 from controller.commands.settings import deployment_policy
-from controller.commands.terminal import Format, OutputOption, YesOption, confirm, put_json, put_record, put_rows, say
+from controller.commands.terminal import Format, OutputOption, YesOption, confirm, put_record, put_rows, say
+from controller.commands.validation import FORBIDDEN, Judgement, judge
 from controller.commands.waiting import operation_verdict, verdict, wait_for_operation, wait_for_request
 from schema.states import RequestState
 
@@ -27,6 +29,8 @@ app = typer.Typer(help="Requests: list, show, wait, cancel, and check a message 
 
 COLUMNS = ("id", "tenant", "model", "state", "assets", "shards", "created_at", "reason")
 EVENT_COLUMNS = ("created_at", "type", "id")
+AUDIT_COLUMNS = ("at", "actor", "action", "target", "reason", "detail")
+FAULT_COLUMNS = ("field", "problem", "fix", "code")
 
 RequestArgument = Annotated[str, typer.Argument(metavar="REQUEST", help="Request id, such as r-0123456789abcdef0123.")]
 WaitOption = Annotated[bool, typer.Option("--wait", help="Wait until the order was carried out.")]
@@ -46,9 +50,14 @@ def submit(
     model: Annotated[str | None, typer.Option(help="name@version.")] = None,
     to: Annotated[str | None, typer.Option("--to", help="s3://bucket/prefix for the Parquet output.")] = None,
     index: Annotated[str | None, typer.Option(help="Search alias to switch when it is done.")] = None,
-    priority: Annotated[int, typer.Option(help="-100 to 100; higher goes first.")] = 0,
+    priority: Annotated[int | None, typer.Option(help="-100 to 100; higher goes first.")] = None,
     deadline: Annotated[str | None, typer.Option(help="RFC 3339 time with an offset; orders work.")] = None,
     max_cost_usd: Annotated[float | None, typer.Option(help="Pause when the forecast exceeds this.")] = None,
+    tolerance: Annotated[
+        float | None, typer.Option(help="Share of bad assets a shard may have, 0 to 1; default 0.05.")
+    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="Type of the stored vectors: float16 (default) or float32.")] = None,
+    mode: Annotated[str | None, typer.Option(help="array (default) or multi_node.")] = None,
     queue: Annotated[list[str] | None, typer.Option(help="GPU queue, preferred first; repeat it.")] = None,
     label: Annotated[list[str] | None, typer.Option(help="name=value, returned in status events; repeat it.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what submitting would say.")] = False,
@@ -74,12 +83,15 @@ def submit(
             source=source,
             model=model,
             output=to,
+            dtype=dtype,
             labels=label or [],
             index=index,
             priority=priority,
             deadline=deadline,
             max_cost_usd=max_cost_usd,
-            queues=queue,
+            tolerance=tolerance,
+            mode=mode,
+            queues=queue or None,
         )
     with connect(url, token_file) as api:
         answer = api.post("requests", *(["validate"] if dry_run else []), body=body)
@@ -139,6 +151,18 @@ def list_events(
         put_rows(api.get("requests", request, "events", limit=500), EVENT_COLUMNS, output)
 
 
+@app.command("audit")
+def list_audit(
+    request: RequestArgument,
+    output: OutputOption = Format.TABLE,
+    url: UrlOption = DEFAULT_URL,
+    token_file: TokenFileOption = None,
+) -> None:
+    """List what operators did to a request, newest first: who, what, why."""
+    with connect(url, token_file) as api:
+        put_rows(api.get("requests", request, "audit", limit=500), AUDIT_COLUMNS, output)
+
+
 @app.command("wait")
 def wait_request(
     request: RequestArgument,
@@ -183,12 +207,26 @@ def validate(
     ] = False,
     output: OutputOption = Format.TABLE,
 ) -> None:
-    """Check a message offline against the contract: no network, no database, nothing is sent."""
-    found = judge(read_text(file), deployment_policy() if settings else None)
-    if output is Format.JSON:
-        put_json(found)
+    """Check a message offline against the contract: no network, no database, nothing is sent.
+
+    Names everything that is wrong, each with what to change. FILE holds a whole CloudEvent, or only the payload of a
+    request.submit. Exit code 0: valid; 2: not valid; 4: valid, but not allowed by this deployment (--settings).
+    """
+    policy = deployment_policy() if settings else None
+    found = judge(as_event(read_text(file)), policy, datetime.now(UTC))
+    if output is Format.JSON or not found.faults:
+        put_record(found.document, output)
     else:
-        put_record(found, output)
+        put_rows(found.document["faults"], FAULT_COLUMNS, output)
+    for name in found.ignored:
+        say(f"warning: {name} is in no contract and will be ignored")
+    raise typer.Exit(_verdict(found))
+
+
+def _verdict(found: Judgement) -> Exit:
+    if not found.faults:
+        return Exit.OK
+    return Exit.FORBIDDEN if all(fault.code in FORBIDDEN for fault in found.faults) else Exit.USAGE
 
 
 @app.command("cancel")

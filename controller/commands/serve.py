@@ -5,7 +5,6 @@ from __future__ import annotations
 import typer
 
 from controller.commands.extras import needed
-from controller.commands.settings import load
 
 app = typer.Typer(help="The controller itself.", no_args_is_help=True)
 
@@ -17,8 +16,10 @@ def group() -> None:
 
 @app.command("run")
 def run() -> None:
-    """Run one replica until SIGTERM or Ctrl-C: loops, API, health and metrics. Any number may share a database."""
-    load()
+    """Run one replica until SIGTERM or Ctrl-C: loops, API, health and metrics. Any number may share a database.
+
+    Logs go to stdout. Exit code 0: stopped as asked; 1: it could not start; 2: the settings are wrong.
+    """
     with needed("controller"):
         from controller import main
     main.main()

@@ -20,25 +20,17 @@ class _DatabaseOnly(FileFirst):
     database: Database
 
 
-def load() -> Settings:
-    try:
-        return Settings()  # type: ignore[call-arg]
-    except (ValidationError, OSError, ValueError) as error:
-        raise CliError(Exit.FAILED, "settings: " + "; ".join(problems(error)), FIX) from None
-
-
 def database_url() -> str:
     try:
         return _DatabaseOnly().database.url.get_secret_value()  # type: ignore[call-arg]
     except (ValidationError, OSError, ValueError) as error:
         fix = "set REEMBED_DATABASE__URL, or name a JSON or TOML file in REEMBED_CONFIG"
-        raise CliError(Exit.FAILED, "settings: " + "; ".join(problems(error)), fix) from None
+        raise CliError(Exit.USAGE, "settings: " + "; ".join(problems(error)), fix) from None
 
 
 def deployment_policy() -> Policy:
     """What admission would check; says so when an allow-list itself is wrong."""
-    settings = load()
     try:
-        return settings.policy()
-    except ValueError as error:
-        raise CliError(Exit.FAILED, f"settings: tenants: {error}", FIX) from None
+        return Settings().policy()  # type: ignore[call-arg]
+    except (ValidationError, OSError, ValueError) as error:
+        raise CliError(Exit.USAGE, "settings: " + "; ".join(problems(error)), FIX) from None

@@ -1,27 +1,25 @@
 """What is printed where: results on stdout, as a table or as JSON that always parses; all talk on stderr.
 
-Without a TTY nothing is asked, coloured, animated or cut to a width.
+Without a terminal nothing is asked or animated. Tables are plain text and never cut; keys, labels and reasons may come
+from strangers, so what is not printable is escaped.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from rich.cells import cell_len
 
 from controller.commands.exits import CliError, Exit
 
 _FORMAT = "reembed.format"
-#: Wide enough that nothing of a table is cut when another program reads it.
-_PIPE_WIDTH = 10_000
+_GAP = "  "
 
 
 class Format(StrEnum):
@@ -29,7 +27,7 @@ class Format(StrEnum):
     JSON = "json"
 
 
-def _remember(context: typer.Context, value: Format) -> Format:
+def remember(context: typer.Context, value: Format) -> Format:
     """Errors are told in the same format, and are told by the root command."""
     context.meta[_FORMAT] = value
     return value
@@ -38,7 +36,7 @@ def _remember(context: typer.Context, value: Format) -> Format:
 OutputOption = Annotated[
     Format,
     typer.Option(
-        "-o", "--output", callback=_remember, help="How to print results on stdout; errors follow it on stderr."
+        "-o", "--output", callback=remember, help="How to print results on stdout; errors follow it on stderr."
     ),
 ]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; needed where there is no terminal.")]
@@ -46,7 +44,8 @@ YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask; needed
 
 def say(text: str) -> None:
     """Talk, for people."""
-    Console(stderr=True, soft_wrap=True, highlight=False, markup=False).print(text)
+    sys.stderr.write("\n".join(map(_printable, text.splitlines())) + "\n")
+    sys.stderr.flush()
 
 
 def put_json(value: Any) -> None:
@@ -59,26 +58,16 @@ def put_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], output: 
     if output is Format.JSON:
         put_json(list(rows))
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column, no_wrap=True)
-    for row in rows:
-        table.add_row(*(Text(_cell(row.get(column))) for column in columns))
-    _console().print(table)
+    _put_table([columns, *([_cell(row.get(column)) for column in columns] for row in rows)])
 
 
 def put_record(record: Mapping[str, Any], output: Format, leave_out: Sequence[str] = ()) -> None:
-    """One thing, a field a line; nested values as compact JSON. Fields that say nothing are left out of a table."""
+    """One thing, a field a line. Fields that say nothing are left out of a table."""
     if output is Format.JSON:
         put_json(record)
         return
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in record.items():
-        if name not in leave_out and value not in (None, "", [], {}):
-            table.add_row(name, Text(_cell(value)))
-    _console().print(table)
+    told = {name: value for name, value in record.items() if name not in leave_out and value not in (None, "")}
+    _put_table([(name, _cell(value)) for name, value in told.items() if value not in ([], (), {})])
 
 
 def confirm(question: str, yes: bool) -> None:
@@ -89,8 +78,8 @@ def confirm(question: str, yes: bool) -> None:
         raise CliError(Exit.USAGE, f"not asked, since there is no terminal: {question}", "add --yes to go ahead")
     try:
         agreed = typer.confirm(question, default=False, err=True)
-    except typer.Abort:
-        raise typer.Exit(Exit.INTERRUPTED) from None
+    except typer.Abort:  # Ctrl-C or the end of the input
+        raise CliError(Exit.INTERRUPTED, "nothing was done") from None
     if not agreed:
         raise CliError(Exit.FAILED, "nothing was done")
 
@@ -112,26 +101,49 @@ def format_of(context: typer.Context) -> Format:
     return context.meta.get(_FORMAT, Format.TABLE)
 
 
-def _console() -> Console:
-    tty = sys.stdout.isatty()
-    return Console(soft_wrap=False, highlight=False, width=None if tty else _PIPE_WIDTH)
+def _put_table(lines: Iterable[Sequence[str]]) -> None:
+    table = [[_printable(cell) for cell in line] for line in lines]
+    widths = [max(map(cell_len, column)) for column in zip(*table, strict=True)]
+    for line in table:
+        padded = [cell + " " * (width - cell_len(cell)) for cell, width in zip(line, widths, strict=True)]
+        sys.stdout.write(_GAP.join(padded).rstrip() + "\n")
 
 
 def _cell(value: Any) -> str:
     if value is None:
-        return "–"
+        return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    if isinstance(value, dict | list):
-        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, dict):
+        return _pairs(value)
+    if isinstance(value, list | tuple):
+        return ", ".join(_cell(one) for one in value) if all(map(_plain, value)) else json.dumps(value)
     return _moment(value) if isinstance(value, str) else str(value)
 
 
+def _pairs(value: dict[str, Any]) -> str:
+    """`name value, name value` where that can be read; null says nothing and is left out."""
+    if not all(map(_plain, value.values())):
+        return json.dumps(value, ensure_ascii=False)
+    return ", ".join(f"{name} {_cell(one)}" for name, one in value.items() if one is not None)
+
+
+def _plain(value: Any) -> bool:
+    return not isinstance(value, dict | list | tuple)
+
+
 def _moment(text: str) -> str:
-    """Times in UTC to the second; other text as it is, on one line."""
+    """Times in UTC to the second; other text as it is."""
     if len(text) >= 20 and text[4:5] == "-" and text[10:11] == "T":
         try:
             return datetime.fromisoformat(text).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         except ValueError:
             pass
-    return text.replace("\n", " ")
+    return text
+
+
+def _printable(text: str) -> str:
+    """On one line, and without what would command a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else " " if c in "\n\t" else c.encode("unicode_escape").decode() for c in text)

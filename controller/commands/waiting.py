@@ -1,4 +1,4 @@
-"""Waiting for a request or an operation to end, with progress on stderr: a bar on a terminal, else a line a change.
+"""Waiting for a request or an operation to end, with progress on stderr: a bar on a terminal, lines elsewhere.
 
 A controller that is away for a while does not end a wait; the clock does.
 """
@@ -24,6 +24,8 @@ UNKNOWN_SECONDS = 60.0
 #: How long no answer at all is borne.
 SILENCE_SECONDS = 120.0
 OPERATION_SECONDS = 120.0
+#: Between lines of progress where there is no terminal.
+LINE_SECONDS = 10.0
 
 Show = Callable[[dict[str, Any]], None]
 
@@ -32,12 +34,16 @@ def wait_for_request(
     api: Api, request_id: str, *, timeout_seconds: float, interval_seconds: float, through_attention: bool
 ) -> dict[str, Any]:
     """The request's last view: over, or in attention unless that is waited through. CliError TIMEOUT otherwise."""
-    with _progress() as show:
-        for view in _views(api, request_id, timeout_seconds, interval_seconds):
-            show(view)
-            state = RequestState(view["state"])
-            if state in REQUEST_TERMINAL or (state is RequestState.ATTENTION and not through_attention):
-                return view
+    try:
+        with _progress() as show:
+            for view in _views(api, request_id, timeout_seconds, interval_seconds):
+                show(view)
+                state = RequestState(view["state"])
+                if state in REQUEST_TERMINAL or (state is RequestState.ATTENTION and not through_attention):
+                    return view
+    except KeyboardInterrupt:
+        fix = f"`reembed request wait {request_id}` waits again, `reembed request cancel {request_id}` stops it"
+        raise CliError(Exit.INTERRUPTED, f"no longer waiting; request {request_id} goes on", fix) from None
     raise AssertionError("the polling ends with an error or an answer")
 
 
@@ -69,19 +75,28 @@ def operation_verdict(operation: dict[str, Any]) -> Exit:
 
 
 def _views(api: Api, request_id: str, timeout_seconds: float, interval_seconds: float) -> Iterator[dict[str, Any]]:
-    """Polls; answers that fail are borne for a while."""
-    began = heard = time.monotonic()
+    """Polls. Once there was an answer, none at all is borne for a while."""
+    began = time.monotonic()
+    heard: float | None = None
+    silent = False
     while True:
         try:
-            yield api.get("requests", request_id)
-            heard = time.monotonic()
-        except Unanswered:
-            if time.monotonic() - heard >= SILENCE_SECONDS:
+            view = api.get("requests", request_id)
+            heard, silent = time.monotonic(), False
+            yield view
+        except Unanswered as error:
+            if heard is None or time.monotonic() - heard >= SILENCE_SECONDS:
                 raise
+            if not silent:
+                say(f"{error}; still trying")
+            silent = True
         except CliError as error:
             # Asked for just after it was sent, it may not be a row yet.
-            if error.code is not Exit.NOT_FOUND or time.monotonic() - began >= UNKNOWN_SECONDS:
+            if error.code is not Exit.NOT_FOUND:
                 raise
+            if time.monotonic() - began >= UNKNOWN_SECONDS:
+                fix = "check the id; a message that was refused is on the reject queue, with its reason"
+                raise CliError(Exit.NOT_FOUND, f"there is no request {request_id}", fix) from error
         if timeout_seconds and time.monotonic() - began >= timeout_seconds:
             fix = "wait again, or look with `reembed request show`; the request goes on"
             raise CliError(Exit.TIMEOUT, f"request {request_id} was not over after {timeout_seconds:g} s", fix)
@@ -112,12 +127,14 @@ def _progress() -> Iterator[Show]:
 
 
 def _lines() -> Show:
-    last: list[str] = []
+    """A line a state, and now and then one of progress in it: logs are kept."""
+    told, state, due = "", "", 0.0
 
     def show(view: dict[str, Any]) -> None:
-        line = f"{view['id']} {_state(view)}: {_figures(view)}"
-        if last != [line]:
-            last[:] = [line]
+        nonlocal told, state, due
+        line, now = f"{view['id']} {_state(view)}: {_figures(view)}", time.monotonic()
+        if line != told and (_state(view) != state or now >= due):
+            told, state, due = line, _state(view), now + LINE_SECONDS
             say(line)
 
     return show

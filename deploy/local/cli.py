@@ -22,7 +22,9 @@ from rich.console import Console
 from deploy.local.processes import ServiceFailedError
 from deploy.local.stack import DEFAULT_STATE_DIRECTORY, AlreadyUpError, Stack, stop_supervisor
 
-app = typer.Typer(help="The whole system on this machine: no AWS account, no Docker.", no_args_is_help=True)
+app = typer.Typer(
+    help="The whole system on this machine: no AWS account, no Docker.", no_args_is_help=True, add_completion=False
+)
 console = Console(stderr=True)
 
 FAILED, NOT_NOW, INTERRUPTED = 1, 3, 130
