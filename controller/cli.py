@@ -19,7 +19,7 @@ from controller.commands.exits import MEANINGS
 from controller.commands.extras import Root
 from controller.commands.request import submit
 
-_EPILOG = "Exit codes: " + "; ".join(f"{code.value} {text}" for code, text in MEANINGS.items()) + "."
+_EPILOG = "\b\nExit codes:\n" + "\n".join(f"  {code.value:<4} {text}" for code, text in MEANINGS.items())
 
 app = typer.Typer(
     name="reembed",
@@ -27,6 +27,7 @@ app = typer.Typer(
     help="Re-embed hundreds of millions of assets on AWS Batch: submit requests, watch them, and put failures right.",
     epilog=_EPILOG,
     no_args_is_help=True,
+    rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
 app.command("submit")(submit)

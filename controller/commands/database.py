@@ -23,7 +23,14 @@ def upgrade(
     revision: Annotated[str, typer.Argument(help="Where to; the newest by default.")] = "head",
     output: OutputOption = Format.TABLE,
 ) -> None:
-    """Migrate the database up; does nothing where it is up to date. Several may run at once."""
+    """Migrate the database up.
+
+    Does nothing where it is up to date. Several may run at once.
+
+    \b
+    Examples:
+      REEMBED_DATABASE__URL=postgresql://user:password@host/reembed reembed db upgrade
+    """
     migrations, url = _migrations(), database_url()
     before = _run(migrations.current, url)
     _run(migrations.upgrade, url, revision)
@@ -33,7 +40,14 @@ def upgrade(
 
 @app.command("current")
 def current(output: OutputOption = Format.TABLE) -> None:
-    """Show the database's revision and the newest one this version knows; exit code 1 unless they are the same."""
+    """Show the database's revision.
+
+    And the newest one that this version knows; exit code 1 unless they are the same.
+
+    \b
+    Examples:
+      reembed db current -o json
+    """
     migrations, url = _migrations(), database_url()
     found, head = _run(migrations.current, url), migrations.head()
     put_record({"revision": found, "head": head, "up_to_date": found == head}, output)

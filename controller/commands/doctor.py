@@ -30,9 +30,14 @@ def doctor(
     url: UrlOption = DEFAULT_URL,
     token_file: TokenFileOption = None,
 ) -> None:
-    """Check settings, database, SQS queues, control bucket, Batch queues and job definitions, and the API.
+    """Check everything that the settings name.
 
-    Reads only. Exit code 0: nothing failed (warnings may stand); 1: something did.
+    Settings, database, SQS queues, control bucket, Batch queues, job definitions and the API. Reads only. Exit code 0: nothing failed (warnings may stand); 1: something did.
+
+    \b
+    Examples:
+      reembed doctor
+      reembed doctor -o json | jq '.[] | select(.verdict == "FAIL")'
     """
     with needed("controller"):
         from controller.commands.checks import Verdict

@@ -92,7 +92,9 @@ class Root(typer.core.TyperGroup):
         if own is not None:
             return own
         for point in entry_points(group=GROUP, name=cmd_name):
-            command = typer.main.get_command(_load(point))
+            app = _load(point)
+            app.rich_markup_mode = None  # help texts look like ours
+            command = typer.main.get_command(app)
             command.name = cmd_name
             return command
         return None

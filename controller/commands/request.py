@@ -25,7 +25,7 @@ from controller.commands.validation import FORBIDDEN, Judgement, judge
 from controller.commands.waiting import operation_verdict, verdict, wait_for_operation, wait_for_request
 from schema.states import RequestState
 
-app = typer.Typer(help="Requests: list, show, wait, cancel, and check a message offline.", no_args_is_help=True)
+app = typer.Typer(help="Requests: look, wait, order, validate.", no_args_is_help=True)
 
 COLUMNS = ("id", "tenant", "model", "state", "assets", "shards", "created_at", "reason")
 EVENT_COLUMNS = ("created_at", "type", "id")
@@ -40,7 +40,7 @@ IntervalOption = Annotated[float, typer.Option("--interval", min=0.05, help="Sec
 
 def submit(
     file: Annotated[
-        Path | None, typer.Argument(help="JSON payload or CloudEvent of request.submit; - is stdin.", metavar="[FILE]")
+        Path | None, typer.Argument(help="JSON payload or CloudEvent of request.submit; - is stdin.", metavar="FILE")
     ] = None,
     tenant: Annotated[str | None, typer.Option(help="Who asks.")] = None,
     key: Annotated[str | None, typer.Option(help="Idempotency key: your own name for the request.")] = None,
@@ -68,10 +68,17 @@ def submit(
     url: UrlOption = DEFAULT_URL,
     token_file: TokenFileOption = None,
 ) -> None:
-    """Submit a request, from a FILE or from flags; sending it twice is safe.
+    """Submit a request; sending it twice is safe.
 
-    The message goes through the same queue as everybody's. What admission would refuse is refused here at once,
-    with the field and what to change.
+    From a FILE or from flags. The message goes through the same queue as everybody's. What admission would refuse is refused here at once,
+    with the field and what to change. With --wait the exit code is that of `request wait`.
+
+    \b
+    Examples:
+      reembed submit request.json --wait
+      reembed submit --tenant search --key stock-2026-12 --source s3://stock/images/ --model clip-l@3 \\
+          --to s3://embeddings/search/stock --index photos
+      reembed submit request.json --dry-run -o json
     """
     body: dict[str, Any] | str
     if file is not None:
@@ -118,7 +125,13 @@ def list_requests(
     url: UrlOption = DEFAULT_URL,
     token_file: TokenFileOption = None,
 ) -> None:
-    """List requests, newest first."""
+    """List requests, newest first.
+
+    \b
+    Examples:
+      reembed request list --state attention
+      reembed request list --tenant search -o json | jq -r '.[].id'
+    """
     states = [one.value for one in state] if state else None
     with connect(url, token_file) as api:
         rows = list(api.every("requests", cursor="before", limit=limit, tenant=tenant, state=states))
@@ -134,7 +147,12 @@ def show_request(
     url: UrlOption = DEFAULT_URL,
     token_file: TokenFileOption = None,
 ) -> None:
-    """Show a request with its progress, shard states and outcomes."""
+    """Show a request with its progress.
+
+    \b
+    Examples:
+      reembed request show r-0123456789abcdef0123
+    """
     with connect(url, token_file) as api:
         put_record(api.get("requests", request), output)
 
@@ -146,7 +164,12 @@ def list_events(
     url: UrlOption = DEFAULT_URL,
     token_file: TokenFileOption = None,
 ) -> None:
-    """List the status events of a request, as sent to upstream."""
+    """List the status events sent to upstream.
+
+    \b
+    Examples:
+      reembed request events r-0123456789abcdef0123
+    """
     with connect(url, token_file) as api:
         put_rows(api.get("requests", request, "events", limit=500), EVENT_COLUMNS, output)
 
@@ -158,7 +181,14 @@ def list_audit(
     url: UrlOption = DEFAULT_URL,
     token_file: TokenFileOption = None,
 ) -> None:
-    """List what operators did to a request, newest first: who, what, why."""
+    """List what operators did to a request.
+
+    Newest first: who, what, why.
+
+    \b
+    Examples:
+      reembed request audit r-0123456789abcdef0123
+    """
     with connect(url, token_file) as api:
         put_rows(api.get("requests", request, "audit", limit=500), AUDIT_COLUMNS, output)
 
@@ -178,7 +208,12 @@ def wait_request(
     """Wait until a request is over, with progress on stderr.
 
     Exit code 0: succeeded; 6: succeeded with accepted gaps; 1: failed, cancelled or in need of an operator;
-    3: unknown for a minute (see the reject queue); 7: the time was over first.
+    3: unknown for a minute (see the reject queue); 7: the time was over first; 130: Ctrl-C, the request goes on.
+
+    \b
+    Examples:
+      reembed request wait r-0123456789abcdef0123
+      reembed request wait r-0123456789abcdef0123 --timeout 3600 -o json
     """
     with connect(url, token_file) as api:
         view = wait_for_request(
@@ -207,10 +242,15 @@ def validate(
     ] = False,
     output: OutputOption = Format.TABLE,
 ) -> None:
-    """Check a message offline against the contract: no network, no database, nothing is sent.
+    """Check a message offline against the contract.
 
-    Names everything that is wrong, each with what to change. FILE holds a whole CloudEvent, or only the payload of a
+    No network, no database, nothing is sent. Names everything that is wrong, each with what to change. FILE holds a whole CloudEvent, or only the payload of a
     request.submit. Exit code 0: valid; 2: not valid; 4: valid, but not allowed by this deployment (--settings).
+
+    \b
+    Examples:
+      reembed request validate message.json
+      jq .detail event.json | reembed request validate - -o json
     """
     policy = deployment_policy() if settings else None
     found = judge(as_event(read_text(file)), policy, datetime.now(UTC))
@@ -240,7 +280,12 @@ def cancel(
     url: UrlOption = DEFAULT_URL,
     token_file: TokenFileOption = None,
 ) -> None:
-    """Stop a request and what runs of it."""
+    """Stop a request and what runs of it.
+
+    \b
+    Examples:
+      reembed request cancel r-0123456789abcdef0123 --reason "wrong model" --wait
+    """
     question = f"Cancel request {request} and stop its running work?"
     _order("cancel", question, request, reason, yes, wait, actor, output, url, token_file)
 
@@ -256,7 +301,14 @@ def accept_failures(
     url: UrlOption = DEFAULT_URL,
     token_file: TokenFileOption = None,
 ) -> None:
-    """Finish a request in attention with gaps, which its manifest lists."""
+    """Finish a request in attention with gaps.
+
+    Its manifest lists them.
+
+    \b
+    Examples:
+      reembed request accept-failures r-0123456789abcdef0123 --reason "2 broken files, known"
+    """
     question = f"Finish request {request} without its failed shards?"
     _order("accept-failures", question, request, reason, yes, wait, actor, output, url, token_file)
 
@@ -272,7 +324,12 @@ def fail(
     url: UrlOption = DEFAULT_URL,
     token_file: TokenFileOption = None,
 ) -> None:
-    """Give up a request in attention; a requeue can reopen it."""
+    """Give up a request in attention; a requeue can reopen it.
+
+    \b
+    Examples:
+      reembed request fail r-0123456789abcdef0123 --reason "source was deleted"
+    """
     _order("fail", f"Give up request {request}?", request, reason, yes, wait, actor, output, url, token_file)
 
 
@@ -286,7 +343,12 @@ def resume(
     url: UrlOption = DEFAULT_URL,
     token_file: TokenFileOption = None,
 ) -> None:
-    """Go on with a paused request; its cost limit is lifted."""
+    """Go on with a paused request; its cost limit is lifted.
+
+    \b
+    Examples:
+      reembed request resume r-0123456789abcdef0123 --reason "budget agreed"
+    """
     _order("resume", "", request, reason, True, wait, actor, output, url, token_file)
 
 

@@ -16,9 +16,13 @@ def group() -> None:
 
 @app.command("run")
 def run() -> None:
-    """Run one replica until SIGTERM or Ctrl-C: loops, API, health and metrics. Any number may share a database.
+    """Run one replica until SIGTERM or Ctrl-C.
 
-    Logs go to stdout. Exit code 0: stopped as asked; 1: it could not start; 2: the settings are wrong.
+    Loops, API, health and metrics. Any number may share a database. Logs go to stdout. Exit code 0: stopped as asked; 1: it could not start; 2: the settings are wrong.
+
+    \b
+    Examples:
+      REEMBED_CONFIG=/etc/reembed.toml reembed controller run
     """
     with needed("controller"):
         from controller import main

@@ -22,8 +22,8 @@ from controller.commands.waiting import operation_verdict, wait_for_operation
 from schema.states import Outcome, ShardState
 
 app = typer.Typer(help="Shards of a request: list, show, requeue.", no_args_is_help=True)
-attempts = typer.Typer(help="Attempts: show one, and explain why it ended as it did.", no_args_is_help=True)
-operations = typer.Typer(help="Operators' orders and how far they have come.", no_args_is_help=True)
+attempts = typer.Typer(help="Attempts: show one, explain its end.", no_args_is_help=True)
+operations = typer.Typer(help="Orders of operators.", no_args_is_help=True)
 queues = typer.Typer(help="GPU queues.", no_args_is_help=True)
 
 COLUMNS = ("shard", "state", "last_outcome", "last_queue", "generation", "assets", "ok", "bad", "reason")
@@ -45,7 +45,13 @@ def list_shards(
     url: UrlOption = DEFAULT_URL,
     token_file: TokenFileOption = None,
 ) -> None:
-    """List shards by number."""
+    """List shards by number.
+
+    \b
+    Examples:
+      reembed shard list r-0123456789abcdef0123 --state failed
+      reembed shard list r-0123456789abcdef0123 --outcome crashed --all -o json
+    """
     query: dict[str, Any] = {
         "state": [one.value for one in state] if state else None,
         "outcome": outcome.value if outcome else None,
@@ -66,7 +72,12 @@ def show_shard(
     url: UrlOption = DEFAULT_URL,
     token_file: TokenFileOption = None,
 ) -> None:
-    """Show a shard and every attempt at it."""
+    """Show a shard and every attempt at it.
+
+    \b
+    Examples:
+      reembed shard show r-0123456789abcdef0123 17
+    """
     with connect(url, token_file) as api:
         view = api.get("requests", request, "shards", shard)
     put_record(view, output, leave_out=("attempts",))
@@ -90,9 +101,15 @@ def requeue(
     url: UrlOption = DEFAULT_URL,
     token_file: TokenFileOption = None,
 ) -> None:
-    """Run failed shards again, with fresh budgets; finished chunks are kept.
+    """Run failed shards again.
 
-    Counts what matches and asks first. Choose with exactly one of --shard, --outcome and --failed.
+    With fresh budgets; finished chunks are kept. Counts what matches and asks first. Choose with exactly one of --shard, --outcome and --failed.
+    With --wait, exit code 6 says that some shards had moved on and were skipped.
+
+    \b
+    Examples:
+      reembed shard requeue r-0123456789abcdef0123 --failed --reason "images were repaired" --dry-run
+      reembed shard requeue r-0123456789abcdef0123 --outcome spot_reclaimed --queue on-demand --reason "spot is dry" -y
     """
     body: dict[str, Any] = {"selector": _selector(shard, outcome, failed), "reason": reason, "queue": queue}
     path = ("requests", request, "shards", "requeue")
@@ -143,7 +160,12 @@ def show_attempt(
     url: UrlOption = DEFAULT_URL,
     token_file: TokenFileOption = None,
 ) -> None:
-    """Show all that is on record of an attempt."""
+    """Show all that is on record of an attempt.
+
+    \b
+    Examples:
+      reembed attempt show a-0123456789abcdef0123
+    """
     with connect(url, token_file) as api:
         put_record(api.get("attempts", attempt), output)
 
@@ -155,7 +177,14 @@ def explain_attempt(
     url: UrlOption = DEFAULT_URL,
     token_file: TokenFileOption = None,
 ) -> None:
-    """Explain an attempt: the chain of facts and reasons, in order."""
+    """Explain how an attempt came to its end.
+
+    The chain of facts and reasons, in order.
+
+    \b
+    Examples:
+      reembed attempt explain a-0123456789abcdef0123
+    """
     with connect(url, token_file) as api:
         explanation = api.get("attempts", attempt, "explain")
     if output is Format.JSON:
@@ -171,7 +200,12 @@ def show_operation(
     url: UrlOption = DEFAULT_URL,
     token_file: TokenFileOption = None,
 ) -> None:
-    """Show an order."""
+    """Show an order and how far it has come.
+
+    \b
+    Examples:
+      reembed operation show o-0123456789abcdef0123 -o json
+    """
     with connect(url, token_file) as api:
         put_record(api.get("operations", operation), output)
 
@@ -182,6 +216,13 @@ def list_queues(
     url: UrlOption = DEFAULT_URL,
     token_file: TokenFileOption = None,
 ) -> None:
-    """List GPU queues in order of preference, with capacity circuit and load."""
+    """List GPU queues with circuit and load.
+
+    In order of preference.
+
+    \b
+    Examples:
+      reembed queue list
+    """
     with connect(url, token_file) as api:
         put_rows(api.get("queues"), QUEUE_COLUMNS, output)

@@ -118,6 +118,17 @@ WRITE_ALIAS_CHANGE = """
 INSERT INTO reembed_alias_changes (alias, index_table, previous, request_id)
 VALUES (%(alias)s, %(table)s, %(previous)s, %(request)s)"""
 
+# What an alias names now; else what the request of this id was indexed into.
+TARGET = """
+SELECT index_table, request_id FROM (
+    SELECT 0 AS rank, index_table, request_id FROM reembed_aliases WHERE alias = %(name)s
+    UNION ALL
+    (SELECT 1, index_table, request_id FROM reembed_alias_changes WHERE request_id = %(name)s ORDER BY id DESC LIMIT 1)
+) AS known ORDER BY rank LIMIT 1"""
+
+# An asset's own vector, as text that a parameter can be.
+VECTOR_OF_KEY = "SELECT embedding::text FROM {table} WHERE key = %(key)s ORDER BY part LIMIT 1"
+
 # How many candidates HNSW looks at; its own 40 would cut a longer answer short.
 SET_SEARCH_WIDTH = "SELECT set_config('hnsw.ef_search', %(width)s, true)"
 
