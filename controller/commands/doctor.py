@@ -32,7 +32,8 @@ def doctor(
 ) -> None:
     """Check everything that the settings name.
 
-    Settings, database, SQS queues, control bucket, Batch queues, job definitions and the API. Reads only. Exit code 0: nothing failed (warnings may stand); 1: something did.
+    Settings, database, SQS queues, control bucket, Batch queues, job definitions and the API. Reads only. Exit code 0:
+    nothing failed (warnings may stand); 1: something did.
 
     \b
     Examples:

@@ -70,8 +70,8 @@ def submit(
 ) -> None:
     """Submit a request; sending it twice is safe.
 
-    From a FILE or from flags. The message goes through the same queue as everybody's. What admission would refuse is refused here at once,
-    with the field and what to change. With --wait the exit code is that of `request wait`.
+    From a FILE or from flags. The message goes through the same queue as everybody's. What admission would refuse is
+    refused here at once, with the field and what to change. With --wait the exit code is that of `request wait`.
 
     \b
     Examples:
@@ -244,8 +244,9 @@ def validate(
 ) -> None:
     """Check a message offline against the contract.
 
-    No network, no database, nothing is sent. Names everything that is wrong, each with what to change. FILE holds a whole CloudEvent, or only the payload of a
-    request.submit. Exit code 0: valid; 2: not valid; 4: valid, but not allowed by this deployment (--settings).
+    No network, no database, nothing is sent. Names everything that is wrong, each with what to change. FILE holds a
+    whole CloudEvent, or only the payload of a request.submit. Exit code 0: valid; 2: not valid; 4: valid, but not
+    allowed by this deployment (--settings).
 
     \b
     Examples:

@@ -18,7 +18,8 @@ def group() -> None:
 def run() -> None:
     """Run one replica until SIGTERM or Ctrl-C.
 
-    Loops, API, health and metrics. Any number may share a database. Logs go to stdout. Exit code 0: stopped as asked; 1: it could not start; 2: the settings are wrong.
+    Loops, API, health and metrics. Any number may share a database. Logs go to stdout. Exit code 0: stopped as asked;
+    1: it could not start; 2: the settings are wrong.
 
     \b
     Examples:

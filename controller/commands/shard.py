@@ -103,8 +103,8 @@ def requeue(
 ) -> None:
     """Run failed shards again.
 
-    With fresh budgets; finished chunks are kept. Counts what matches and asks first. Choose with exactly one of --shard, --outcome and --failed.
-    With --wait, exit code 6 says that some shards had moved on and were skipped.
+    With fresh budgets; finished chunks are kept. Counts what matches and asks first. Choose with exactly one of
+    --shard, --outcome and --failed. With --wait, exit code 6 says that some shards had moved on and were skipped.
 
     \b
     Examples:
