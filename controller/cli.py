@@ -17,7 +17,7 @@ from controller.commands import database, request, serve, shard
 from controller.commands.doctor import doctor
 from controller.commands.exits import MEANINGS
 from controller.commands.extras import Root
-from controller.commands.request import submit
+from controller.commands.submit import submit
 
 _EPILOG = "\b\nExit codes:\n" + "\n".join(f"  {code.value:<4} {text}" for code, text in MEANINGS.items())
 

@@ -70,7 +70,7 @@ def from_flags(
     model: str | None,
     output: str | None,
     dtype: str | None,
-    labels: Sequence[str],
+    labels: Sequence[str] | None,
     **optional: Any,
 ) -> dict[str, Any]:
     """A payload from the flags of `reembed submit`; admission checks the values."""
@@ -85,7 +85,7 @@ def from_flags(
         "source": _source(source),
         "model": model,
         "output": {"uri": output} | ({"dtype": dtype} if dtype else {}),
-        "labels": dict(_label(label) for label in labels) or None,
+        "labels": dict(map(_label, labels)) if labels else None,
         **optional,
     }
     return {name: value for name, value in payload.items() if value is not None}

@@ -1,10 +1,10 @@
-"""`reembed submit` and `reembed request`: send, look, wait, and orders that concern a whole request."""
+"""`reembed request`: look, wait, validate, and orders that concern a whole request."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -18,11 +18,18 @@ from controller.commands.connection import (
     connect,
 )
 from controller.commands.exits import Exit
-from controller.commands.messages import as_event, from_flags, payload_of, read_text
+from controller.commands.messages import as_event, read_text
 from controller.commands.settings import deployment_policy
 from controller.commands.terminal import Format, OutputOption, YesOption, confirm, put_record, put_rows, say
 from controller.commands.validation import FORBIDDEN, Judgement, judge
-from controller.commands.waiting import operation_verdict, verdict, wait_for_operation, wait_for_request
+from controller.commands.waiting import (
+    IntervalOption,
+    TimeoutOption,
+    finish,
+    operation_verdict,
+    wait_for_operation,
+    wait_for_request,
+)
 from schema.states import RequestState
 
 app = typer.Typer(help="Requests: look, wait, order, validate.", no_args_is_help=True)
@@ -34,86 +41,6 @@ FAULT_COLUMNS = ("field", "problem", "fix", "code")
 
 RequestArgument = Annotated[str, typer.Argument(metavar="REQUEST", help="Request id, such as r-0123456789abcdef0123.")]
 WaitOption = Annotated[bool, typer.Option("--wait", help="Wait until the order was carried out.")]
-TimeoutOption = Annotated[float, typer.Option("--timeout", min=0, help="Seconds to wait at most; 0 waits for ever.")]
-IntervalOption = Annotated[float, typer.Option("--interval", min=0.05, help="Seconds between looks.")]
-
-
-def submit(
-    file: Annotated[
-        Path | None, typer.Argument(help="JSON payload or CloudEvent of request.submit; - is stdin.", metavar="FILE")
-    ] = None,
-    tenant: Annotated[str | None, typer.Option(help="Who asks.")] = None,
-    key: Annotated[str | None, typer.Option(help="Idempotency key: your own name for the request.")] = None,
-    source: Annotated[
-        str | None, typer.Option(help="s3://bucket/prefix/, or a manifest s3://bucket/file.parquet or .csv.")
-    ] = None,
-    model: Annotated[str | None, typer.Option(help="name@version.")] = None,
-    to: Annotated[str | None, typer.Option("--to", help="s3://bucket/prefix for the Parquet output.")] = None,
-    index: Annotated[str | None, typer.Option(help="Search alias to switch when it is done.")] = None,
-    priority: Annotated[int | None, typer.Option(help="-100 to 100; higher goes first.")] = None,
-    deadline: Annotated[str | None, typer.Option(help="RFC 3339 time with an offset; orders work.")] = None,
-    max_cost_usd: Annotated[float | None, typer.Option(help="Pause when the forecast exceeds this.")] = None,
-    tolerance: Annotated[
-        float | None, typer.Option(help="Share of bad assets a shard may have, 0 to 1; default 0.05.")
-    ] = None,
-    dtype: Annotated[str | None, typer.Option(help="Type of the stored vectors: float16 (default) or float32.")] = None,
-    mode: Annotated[str | None, typer.Option(help="array (default) or multi_node.")] = None,
-    queue: Annotated[list[str] | None, typer.Option(help="GPU queue, preferred first; repeat it.")] = None,
-    label: Annotated[list[str] | None, typer.Option(help="name=value, returned in status events; repeat it.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what submitting would say.")] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Then wait as `request wait` does.")] = False,
-    timeout: TimeoutOption = 0,
-    interval: IntervalOption = 2.0,
-    output: OutputOption = Format.TABLE,
-    url: UrlOption = DEFAULT_URL,
-    token_file: TokenFileOption = None,
-) -> None:
-    """Submit a request; sending it twice is safe.
-
-    From a FILE or from flags. The message goes through the same queue as everybody's. What admission would refuse is
-    refused here at once, with the field and what to change. With --wait the exit code is that of `request wait`.
-
-    \b
-    Examples:
-      reembed submit request.json --wait
-      reembed submit --tenant search --key stock-2026-12 --source s3://stock/images/ --model clip-l@3 \\
-          --to s3://embeddings/search/stock --index photos
-      reembed submit request.json --dry-run -o json
-    """
-    body: dict[str, Any] | str
-    if file is not None:
-        body = payload_of(read_text(file))
-    else:
-        body = from_flags(
-            tenant=tenant,
-            key=key,
-            source=source,
-            model=model,
-            output=to,
-            dtype=dtype,
-            labels=label or [],
-            index=index,
-            priority=priority,
-            deadline=deadline,
-            max_cost_usd=max_cost_usd,
-            tolerance=tolerance,
-            mode=mode,
-            queues=queue or None,
-        )
-    with connect(url, token_file) as api:
-        answer = api.post("requests", *(["validate"] if dry_run else []), body=body)
-        if dry_run or not wait:
-            put_record(answer, output)
-            return
-        say(f"submitted as {answer['request_id']}")
-        view = wait_for_request(
-            api,
-            answer["request_id"],
-            timeout_seconds=timeout,
-            interval_seconds=interval,
-            through_attention=False,
-        )
-    _finish(view, output)
 
 
 @app.command("list")
@@ -223,15 +150,7 @@ def wait_request(
             interval_seconds=interval,
             through_attention=through_attention,
         )
-    _finish(view, output)
-
-
-def _finish(view: dict[str, Any], output: Format) -> None:
-    put_record(view, output, leave_out=("body",))
-    code = verdict(view)
-    if view["state"] == RequestState.ATTENTION:
-        say(f"it needs an operator: {view['reason']}; see `reembed shard list {view['id']} --state failed`")
-    raise typer.Exit(code)
+    finish(view, output)
 
 
 @app.command("validate")

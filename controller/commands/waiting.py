@@ -9,14 +9,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Annotated, Any, NoReturn
 
+import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from controller.commands.connection import Api
 from controller.commands.exits import CliError, Exit, Unanswered
-from controller.commands.terminal import say
+from controller.commands.terminal import Format, put_record, say
 from schema.states import REQUEST_TERMINAL, RequestState
 
 #: A request is known once intake has read its message; one that was refused never is.
@@ -26,6 +27,9 @@ SILENCE_SECONDS = 120.0
 OPERATION_SECONDS = 120.0
 #: Between lines of progress where there is no terminal.
 LINE_SECONDS = 10.0
+
+TimeoutOption = Annotated[float, typer.Option("--timeout", min=0, help="Seconds to wait at most; 0 waits for ever.")]
+IntervalOption = Annotated[float, typer.Option("--interval", min=0.05, help="Seconds between looks.")]
 
 Show = Callable[[dict[str, Any]], None]
 
@@ -52,6 +56,15 @@ def verdict(view: dict[str, Any]) -> Exit:
     if view["state"] != RequestState.SUCCEEDED:
         return Exit.FAILED
     return Exit.PARTIAL if view["progress"]["shards_done"] < view["shards"] else Exit.OK
+
+
+def finish(view: dict[str, Any], output: Format) -> NoReturn:
+    """Print the request that was waited for, and exit by its state."""
+    put_record(view, output, leave_out=("body",))
+    code = verdict(view)
+    if view["state"] == RequestState.ATTENTION:
+        say(f"it needs an operator: {view['reason']}; see `reembed shard list {view['id']} --state failed`")
+    raise typer.Exit(code)
 
 
 def wait_for_operation(api: Api, operation: dict[str, Any], interval_seconds: float = 0.5) -> dict[str, Any]:
