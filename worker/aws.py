@@ -10,6 +10,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+#: What S3 will answer next time too: another region, a malformed request, no access, not there.
+REFUSALS = frozenset({301, 307, 400, 403, 404})
 
 
 def s3_client(*, max_attempts: int = 6, connections: int = 16) -> Any:

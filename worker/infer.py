@@ -23,6 +23,7 @@ from schema.layout import Location
 from schema.plan import CommitMarker, Figures
 from schema.shardfile import ShardFile, ShardFileError
 from worker import chunks, devices, ring
+from worker.aws import REFUSALS
 from worker.chunks import Stored
 from worker.commit import check_not_void, commit, is_valid, read_marker
 from worker.context import ConfigError, Context, Ending, Interrupted, Stopped
@@ -70,7 +71,7 @@ def _run(assignment: InferAssignment, entry: Entry, context: Context) -> Ending:
 
     # 1. What was ordered can be done here.
     _check_model(assignment)
-    _check_source(context.s3, assignment)
+    check_source(context.s3, assignment)
     shard = open_shard(context.s3, assignment, entry)
 
     # 2. What is already done: the whole shard, or chunks of it.
@@ -112,7 +113,7 @@ def _check_model(assignment: InferAssignment) -> None:
         )
 
 
-def _check_source(s3: Any, assignment: InferAssignment) -> None:
+def check_source(s3: Any, assignment: InferAssignment) -> None:
     """The bucket is there and is whose it should be. Asked once: obstore cannot send the owner signed.
 
     Without an expected owner a 403 proves nothing, as a role may read objects without being allowed to list.
@@ -124,6 +125,8 @@ def _check_source(s3: Any, assignment: InferAssignment) -> None:
         status = error.response["ResponseMetadata"]["HTTPStatusCode"]
         if status == 403 and not owner:
             return
+        if status not in REFUSALS:
+            raise
         reasons = {403: f"denied, or not owned by {assignment.source_owner}", 404: "no such bucket"}
         reason = reasons.get(status, "is it in another region?")
         raise ConfigError(f"source bucket {assignment.source_bucket}: {reason} (HTTP {status})") from error

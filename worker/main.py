@@ -22,7 +22,7 @@ from schema.assignment import Common, Entry, InferAssignment
 from schema.exit_codes import ExitCode
 from schema.layout import Location
 from worker import logs
-from worker.aws import s3_client, sqs_client
+from worker.aws import REFUSALS, s3_client, sqs_client
 from worker.context import ConfigError, Context, Ending, Stopped, Voided
 from worker.reporting import Reporter
 from worker.settings import Settings
@@ -39,11 +39,13 @@ class Mismatch(Stopped):
 
 
 def read_assignment(s3: Any, uri: str) -> Common:
-    """The assignment object; ConfigError when it cannot be read or is none."""
+    """The assignment object; ConfigError when there is none for us, while an S3 out of order only passes through."""
     place = Location.parse(uri)
     try:
         return assignments.parse(s3.get_object(Bucket=place.bucket, Key=place.key)["Body"].read())
     except s3.exceptions.ClientError as error:
+        if error.response["ResponseMetadata"]["HTTPStatusCode"] not in REFUSALS:
+            raise
         raise ConfigError(f"assignment {uri} cannot be read: {error}") from error
     except ValidationError as error:
         raise ConfigError(f"{uri} is no assignment: {error}") from error
@@ -119,6 +121,9 @@ def main() -> None:
     except ValueError as error:
         log.error("not started: bad environment", extra={"error": str(error)})
         ending = Ending(ExitCode.CONFIG_ERROR)
+    except Exception:
+        log.error("not started", exc_info=True)
+        ending = Ending(ExitCode.CRASHED)
     sys.exit(int(ending.code))
 
 
