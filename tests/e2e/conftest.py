@@ -20,8 +20,8 @@ def stack_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 def site(stack_of_tests: Site) -> Iterator[Site]:
     yield stack_of_tests
     stack_of_tests.s3_faults()
-    for process in stack_of_tests.stack.controllers.values():
-        process.kill()
+    for name in stack_of_tests.stack.controllers:
+        stack_of_tests.stack.stop_controller(name)  # a kill would leave messages in flight to nobody
 
 
 @pytest.fixture(scope="session")

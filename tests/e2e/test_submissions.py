@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from deploy.local.batch_site import BatchTuning
-from tests.e2e.site import SHARDS, Site, eventually
+from tests.e2e.site import SHARDS, Site
 
 
 def test_a_lost_answer_is_found_and_adopted(site: Site) -> None:
@@ -25,20 +25,28 @@ def test_a_lost_answer_is_found_and_adopted(site: Site) -> None:
 @pytest.fixture
 def forgetful_site(tmp_path: Path) -> Iterator[Site]:
     """ListJobs by name lags for longer than the controller waits before it submits anew."""
-    tuning = BatchTuning(start_delay_seconds=2, backlog=SHARDS + 1, list_lag_seconds=60)
-    with Site.build(tmp_path, tuning, REEMBED_RECONCILE__LOOKUP_GRACE_SECONDS="1") as site:
+    tuning = BatchTuning(start_delay_seconds=2, backlog=SHARDS + 1, list_lag_seconds=30)
+    pace = {"REEMBED_RECONCILE__LOOKUP_GRACE_SECONDS": "1", "REEMBED_RECONCILE__ORPHAN_SECONDS": "1"}
+    with Site.build(tmp_path, tuning, **pace) as site:
         yield site
 
 
-def test_a_duplicate_is_found_and_stopped(forgetful_site: Site) -> None:
+@pytest.mark.parametrize("waiting", [True, False], ids=["while it waits", "when it runs"])
+def test_a_duplicate_is_found_and_stopped(forgetful_site: Site, waiting: bool) -> None:
+    """The controller stops one that waits; one that runs already ends itself, as its assignment was withdrawn."""
     site = forgetful_site
     site.stack.start_controller("one")
     run = site.submit("duplicate")
     run.until("EXISTS (SELECT 1 FROM attempts WHERE request_id = %(id)s AND kind = 'prepare' AND state = 'running')")
+    if waiting:
+        site.batch_fault(fault="refuse_capacity", queue="g6e", seconds=8, silent=True)
     site.batch_fault(fault="lost_response", count=1)
     run.finished()
     assert site.metric("one", "submissions_total", kind="infer", result="absent") == 1
-    eventually(lambda: site.metric("one", "duplicates_stopped_total") == 1, "the duplicate is stopped")
-    top = [job for job in site.batch_jobs() if job["parent"] is None]
-    eventually(lambda: not any(job["live"] for job in site.batch_jobs()), "nothing runs any more")
-    assert len(top) == len(site.rows("SELECT 1 FROM jobs")), "the duplicate has a row of its own"
+    assert site.metric("one", "orphans_stopped_total") == waiting
+    [(name,)] = site.rows("SELECT name FROM jobs WHERE batch_job_id IS NULL")
+    [duplicate] = [job for job in site.batch_jobs() if job["name"] == name and job["parent"] is None]
+    assert duplicate["status"] == "FAILED"
+    assert not any(job["live"] for job in site.batch_jobs())
+    [(succeeded,)] = site.rows("SELECT count(*) FROM attempts WHERE kind = 'infer' AND outcome = 'succeeded'")
+    assert succeeded == SHARDS

@@ -64,7 +64,7 @@ def test_what_cannot_be_taken_is_rejected_at_once_and_blocks_nothing(site: Site)
         rejects.extend(messages(site, QueueName.REJECTS))
         return len(rejects) >= 3
 
-    eventually(all_rejected, "three rejects", 30)
+    eventually(all_rejected, "three rejects")
     assert len(rejects) == 3
     assert all(reject["data"]["fix"] for reject in rejects)
     assert {reject["data"]["code"] for reject in rejects} == {"not_json", "not_cloudevent", "forbidden_bucket"}
