@@ -48,7 +48,7 @@ BY_STATUS: Mapping[int, Exit] = {
 class CliError(Exception):
     """Ends the command with `code`; said on stderr, with what to do about it."""
 
-    def __init__(self, code: Exit, detail: str, fix: str = "", **more: Any) -> None:
+    def __init__(self, code: Exit, detail: str, fix: str = "", /, **more: Any) -> None:
         super().__init__(detail)
         self.code = code
         self.document: dict[str, Any] = {"detail": detail, **({"fix": fix} if fix else {}), **more}
@@ -57,5 +57,5 @@ class CliError(Exception):
 class Unanswered(CliError):
     """No usable answer from the controller; a wait may go on."""
 
-    def __init__(self, detail: str, fix: str, **more: Any) -> None:
+    def __init__(self, detail: str, fix: str, /, **more: Any) -> None:
         super().__init__(Exit.FAILED, detail, fix, **more)
