@@ -11,7 +11,7 @@ import typer
 from controller.commands.connection import DEFAULT_URL, TokenFileOption, UrlOption, connect
 from controller.commands.exits import CliError, Exit
 from controller.commands.messages import from_flags, payload_of, read_text
-from controller.commands.terminal import Format, OutputOption, put_record, say
+from controller.commands.terminal import Format, OutputOption, put_record
 from controller.commands.waiting import IntervalOption, TimeoutOption, finish, wait_for_request
 
 
@@ -79,7 +79,6 @@ def submit(
         if dry_run or not wait:
             put_record(answer, output)
             return
-        say(f"submitted as {answer['request_id']}")
         view = wait_for_request(
             api,
             answer["request_id"],

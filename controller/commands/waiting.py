@@ -39,6 +39,7 @@ def wait_for_request(
 ) -> dict[str, Any]:
     """The request's last view: over, or in attention unless that is waited through. CliError TIMEOUT otherwise."""
     try:
+        say(f"waiting for request {request_id}; Ctrl-C leaves it running")
         with _progress() as show:
             for view in _views(api, request_id, timeout_seconds, interval_seconds):
                 show(view)

@@ -15,7 +15,13 @@ SHARD = 3
 SLOW_KEY = f"{PREFIX}{(SHARD + 1) * SHARD_ASSETS - 1:03d}.jpg"
 
 
-@pytest.mark.parametrize(("fault", "outcome"), [("reclaim", Outcome.SPOT_RECLAIMED), ("oom", Outcome.OUT_OF_MEMORY)])
+@pytest.mark.parametrize(
+    ("fault", "outcome"),
+    [
+        pytest.param("reclaim", Outcome.SPOT_RECLAIMED, id="reclaimed"),
+        pytest.param("oom", Outcome.OUT_OF_MEMORY, id="out of memory", marks=pytest.mark.long),
+    ],
+)
 def test_killed_in_mid_shard(site: Site, undisturbed: Output, fault: str, outcome: Outcome) -> None:
     site.s3_faults(Rule(action=Action.DELAY, prefix=f"{BucketName.PHOTOS}/{SLOW_KEY}", seconds=8, at_most=1))
     site.stack.start_controller("one")

@@ -75,11 +75,12 @@ class DenyingS3:
 
 
 def test_a_killed_engine_or_decoder_costs_no_row(site: Site, faults: Faults) -> None:
-    faults(site.slow_get("stock/", 0.3))
+    faults(site.slow_get("stock/", 0.6))
     attempt = site.start(site.assign(site.plan(site.put_photos(photos(12))), fetch_concurrency=2))
     wait_for(site.chunk_keys, "a first chunk")
-    attempt.children("worker.decode")[0].kill()
-    attempt.children("worker.engine")[0].kill()
+    victims = [attempt.children(name)[0] for name in ("worker.decode", "worker.engine")]
+    for victim in victims:
+        victim.kill()
     assert attempt.wait() is ExitCode.OK, attempt.log
     assert {row.status for row in site.rows()} <= {RowStatus.OK}
     assert len(site.rows()) == 12
