@@ -109,8 +109,12 @@ def _embed(
 
     digest = None
     if model is None:
-        with host.api(url, token_file) as api:
-            request = api.get("requests", target.request_id)
+        try:
+            with host.api(url, token_file) as api:
+                request = api.get("requests", target.request_id)
+        except host.Unanswered as error:
+            fix = "say where the API is with --url or REEMBED_API_URL, or name the model of the index with --model"
+            raise host.error(FAILED, f"which model made the index? {error}", fix) from error
         model, digest = request["model"], request["preprocessing_digest"]
     try:
         plugin = registry.find(model)

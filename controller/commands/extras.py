@@ -20,7 +20,7 @@ import typer.main
 
 from controller.commands import terminal
 from controller.commands.connection import Api, connect
-from controller.commands.exits import CliError, Exit
+from controller.commands.exits import CliError, Exit, Unanswered
 from controller.commands.terminal import Format, format_of, report, say
 
 GROUP = "reembed.cli"
@@ -46,7 +46,7 @@ class Host:
     """What a command of another package finds in `context.obj`: our API client, printing and errors."""
 
     needed = staticmethod(needed)
-    say = staticmethod(say)
+    Unanswered = Unanswered
 
     def __init__(self, context: typer.Context) -> None:
         self._context = context
