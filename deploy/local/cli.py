@@ -11,7 +11,7 @@ import shlex
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
@@ -20,6 +20,7 @@ import typer
 from rich.console import Console
 
 from deploy.local.processes import ServiceFailedError
+from deploy.local.resources import BucketName, client
 from deploy.local.stack import DEFAULT_STATE_DIRECTORY, AlreadyUpError, Stack, stop_supervisor
 
 app = typer.Typer(
@@ -53,6 +54,12 @@ def ending_signals() -> Iterator[threading.Event]:
 def up(
     state_dir: StateDirectory = DEFAULT_STATE_DIRECTORY,
     controllers: Annotated[int, typer.Option(min=0, help="Controllers to run on the one database.")] = 1,
+    demo_pictures: Annotated[
+        bool, typer.Option("--demo-pictures", help="Put the demo's pictures into s3://photos/demo/.")
+    ] = False,
+    images: Annotated[
+        Path | None, typer.Option(exists=True, file_okay=False, help="Put these pictures into s3://photos/images/.")
+    ] = None,
 ) -> None:
     """Start the stack and keep it until Ctrl-C; each start begins empty."""
     stack = Stack(state_dir)
@@ -60,6 +67,8 @@ def up(
         names = [f"controller-{number}" for number in range(1, controllers + 1)]
         for name in names:
             stack.start_controller(name)
+        if demo_pictures or images:
+            _upload_pictures(stack, images)
         write_environment(stack, names)
         _announce(stack, names)
         while not asked.wait(timeout=1):
@@ -128,6 +137,24 @@ def write_environment(stack: Stack, controllers: list[str]) -> None:
     file = stack.directory / ENVIRONMENT_FILE
     file.touch(mode=0o600)
     file.write_text("".join(f"export {name}={shlex.quote(value)}\n" for name, value in sorted(variables.items())))
+
+
+def _upload_pictures(stack: Stack, images: Path | None) -> None:
+    """The user's, or the demo's; the demo's held-out crops become files to search with."""
+    from deploy.local import photos
+
+    with closing(client("s3", stack.s3_endpoint)) as s3:
+
+        def upload(key: str, body: bytes) -> None:
+            s3.put_object(Bucket=BucketName.PHOTOS, Key=key, Body=body)
+
+        pictures = photos.build(upload) if images is None else photos.from_folder(images, upload)
+    queries = stack.directory / "queries"
+    queries.mkdir(exist_ok=True)
+    for number, query in enumerate(pictures.queries):
+        (queries / f"{Path(query.photo).stem}-{number}.jpg").write_bytes(query.jpeg)
+    place = f"s3://{BucketName.PHOTOS}/{pictures.prefix}"
+    console.print(f"{len(pictures.assets)} pictures are in {place}, some to search with in {queries}", soft_wrap=True)
 
 
 def _announce(stack: Stack, controllers: list[str]) -> None:
