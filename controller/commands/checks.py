@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -69,41 +69,45 @@ async def aws(settings: Settings) -> list[Finding]:
     """Queues, bucket, Batch; one finding when no client can be made at all."""
     try:
         async with Clients() as clients:
-            groups: Sequence[Awaitable[list[Finding]]] = [
+            queues = [queue.name for queue in settings.gpu_queues] + [settings.cpu.queue]
+            places = asyncio.gather(
                 *(_queue(clients, name, url) for name, url in settings.sqs.model_dump().items()),
                 _bucket(clients, settings.storage.control_bucket),
-                _batch_queues(clients, [queue.name for queue in settings.gpu_queues] + [settings.cpu.queue]),
-                _definitions(clients, _definition_names(settings)),
-            ]
-            return [finding for group in await asyncio.gather(*groups) for finding in group]
+            )
+            batch = asyncio.gather(_batch_queues(clients, queues), _definitions(clients, _definition_names(settings)))
+            return [*await places, *(finding for group in await batch for finding in group)]
     except Exception as error:
         return [fail("aws", _words(error), "configure region and credentials as for any AWS SDK")]
 
 
-async def _queue(clients: Clients, name: str, url: str) -> list[Finding]:
+async def _queue(clients: Clients, name: str, url: str) -> Finding:
     check = f"sqs {name}"
     try:
         answer = await clients.sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])
     except Exception as error:
-        return [fail(check, _words(error), f"check REEMBED_SQS__{name.upper()} and sqs:GetQueueAttributes on {url}")]
-    attributes: dict[str, str] = answer.get("Attributes", {})
+        return fail(check, _words(error), f"check REEMBED_SQS__{name.upper()} and sqs:GetQueueAttributes on {url}")
+    return judge_sqs(check, url, answer.get("Attributes", {}))
+
+
+def judge_sqs(check: str, url: str, attributes: Mapping[str, str]) -> Finding:
+    """From what GetQueueAttributes says."""
     waiting = attributes.get("ApproximateNumberOfMessages", "unknown")
     if url.endswith(".fifo"):
-        return [fail(check, "it is a FIFO queue", "use a standard queue")]
+        return fail(check, "it is a FIFO queue", "use a standard queue")
     if "maxReceiveCount" not in json.loads(attributes.get("RedrivePolicy", "{}")):
         fix = "set a redrive policy, so that a message that cannot be handled does not come back for ever"
-        return [Finding(check, Verdict.WARN, f"reachable, about {waiting} waiting, no dead-letter queue", fix)]
-    return [ok(check, f"reachable, about {waiting} waiting")]
+        return Finding(check, Verdict.WARN, f"reachable, about {waiting} waiting, no dead-letter queue", fix)
+    return ok(check, f"reachable, about {waiting} waiting")
 
 
-async def _bucket(clients: Clients, bucket: str) -> list[Finding]:
+async def _bucket(clients: Clients, bucket: str) -> Finding:
     check = f"s3 {bucket}"
     try:
         await clients.s3.head_bucket(Bucket=bucket)
     except Exception as error:
         fix = "create the control bucket, or fix REEMBED_STORAGE__CONTROL_BUCKET and s3:ListBucket on it"
-        return [fail(check, _words(error), fix)]
-    return [ok(check, "the control bucket answers")]
+        return fail(check, _words(error), fix)
+    return ok(check, "the control bucket answers")
 
 
 async def _batch_queues(clients: Clients, names: Sequence[str]) -> list[Finding]:
@@ -114,10 +118,10 @@ async def _batch_queues(clients: Clients, names: Sequence[str]) -> list[Finding]
     found: dict[str, Any] = {}
     for queue in answer["jobQueues"]:
         found[queue["jobQueueName"]] = found[queue["jobQueueArn"]] = queue
-    return [_judge_queue(name, found.get(name)) for name in dict.fromkeys(names)]
+    return [judge_queue(name, found.get(name)) for name in dict.fromkeys(names)]
 
 
-def _judge_queue(name: str, queue: dict[str, Any] | None) -> Finding:
+def judge_queue(name: str, queue: dict[str, Any] | None) -> Finding:
     check = f"batch queue {name}"
     if queue is None:
         return fail(check, "there is no such job queue", "create it, or take it out of REEMBED_GPU_QUEUES")
@@ -143,10 +147,10 @@ async def _definitions(clients: Clients, names: Iterable[str]) -> list[Finding]:
         return [fail("job definitions", _words(error), "check region, endpoint and batch:DescribeJobDefinitions")]
     found = {f"{one['jobDefinitionName']}:{one['revision']}": one for one in answer["jobDefinitions"]}
     found |= {one["jobDefinitionArn"]: one for one in answer["jobDefinitions"]}
-    return [_judge_definition(name, found.get(name)) for name in names]
+    return [judge_definition(name, found.get(name)) for name in names]
 
 
-def _judge_definition(name: str, definition: dict[str, Any] | None) -> Finding:
+def judge_definition(name: str, definition: dict[str, Any] | None) -> Finding:
     check = f"job definition {name}"
     if definition is None:
         return fail(check, "there is no such revision", "register it, and name it with its revision")

@@ -67,7 +67,7 @@ class Judgement:
 def judge(body: str, policy: Policy | None, now: datetime) -> Judgement:
     """`body` as it would stand on the queue."""
     checked = "contract" if policy is None else "contract and settings"
-    message = read(body, MAX_BODY_BYTES if policy is None else policy.max_body_bytes)
+    message = read(body, MAX_BODY_BYTES)
     if isinstance(message, Reject):
         return Judgement(checked, tuple(_faults(body, message)))
     refused = None if policy is None else admit(body, policy, now)

@@ -171,6 +171,8 @@ def _sick(environment: dict[str, str]) -> dict[str, tuple[dict[str, str | None],
     queues[0] |= {"name": "p5", "job_definition": "infer:99"}
     return {
         "database": ({"REEMBED_DATABASE__URL": "postgresql://u:very-secret@127.0.0.1:9/x"}, "REEMBED_DATABASE__URL"),
+        # A database of ours, but without our tables.
+        "database ": ({"REEMBED_DATABASE__URL": environment["REEMBED_INDEX_URL"]}, "reembed db upgrade"),
         "settings": ({"REEMBED_MODELS": None}, "REEMBED_CONFIG"),
         "sqs rejects": ({"REEMBED_SQS__REJECTS": environment["REEMBED_SQS__REJECTS"] + "x"}, "REEMBED_SQS__REJECTS"),
         "s3 nowhere": ({"REEMBED_STORAGE__CONTROL_BUCKET": "nowhere"}, "s3:ListBucket"),
@@ -186,8 +188,8 @@ def test_the_doctor_names_what_is_ill_and_the_cure(stack: Stack) -> None:
         ran = stack.reembed("doctor", "-o", "json", **changes)
         assert ran.code is Exit.FAILED, (check, ran.out)
         failed = {finding["check"]: finding for finding in ran.json if finding["verdict"] == "FAIL"}
-        assert check in failed, (check, ran.out)
-        assert cure in failed[check]["fix"]
+        assert check.strip() in failed, (check, ran.out)
+        assert cure in failed[check.strip()]["fix"]
         assert "very-secret" not in ran.out
         assert f"{len(failed)} of {len(ran.json)} checks failed" in ran.err
 

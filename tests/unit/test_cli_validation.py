@@ -87,6 +87,11 @@ def test_a_fault_that_only_the_reader_sees_does_not_hide_the_others() -> None:
     assert "twice" in found["data.tenant"]
 
 
+def test_what_json_has_not_is_one_fault() -> None:
+    text = json.dumps(minimal(tolerance=float("nan")))
+    assert [fault.field for fault in judge(text, None, NOW).faults] == ["data.tolerance"]
+
+
 def test_an_envelope_of_another_service_is_one_fault() -> None:
     assert list(faults({"detail-type": "x", "detail": minimal(), "source": "y", "id": "z"})) == ["detail"]
     assert list(faults({"Type": "Notification", "Message": "{}"})) == ["Message"]
