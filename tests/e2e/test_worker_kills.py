@@ -23,7 +23,7 @@ SLOW_KEY = f"{PREFIX}{(SHARD + 1) * SHARD_ASSETS - 1:03d}.jpg"
     ],
 )
 def test_killed_in_mid_shard(site: Site, undisturbed: Output, fault: str, outcome: Outcome) -> None:
-    site.s3_faults(Rule(action=Action.DELAY, prefix=f"{BucketName.PHOTOS}/{SLOW_KEY}", seconds=8, at_most=1))
+    site.s3_faults(Rule(action=Action.DELAY, prefix=f"{BucketName.PHOTOS}/{SLOW_KEY}", seconds=18, at_most=1))
     site.stack.start_controller("one")
     run = site.submit(f"worker-{fault}")
 

@@ -20,7 +20,8 @@ from deploy.local.stack import Stack
 from schema.layout import Location, chunk_prefix
 
 DRY_SECONDS = 45.0
-SLOW_SECONDS = 6.0
+#: Longer than a worker needs to start on a busy machine; shorter than its time-out of a read.
+SLOW_SECONDS = 18.0
 THROTTLED_READS = 40
 
 
@@ -39,7 +40,7 @@ class Chaos:
     def arm(self) -> None:
         """Everything but the reclaim, which waits for its moment."""
         rules = [
-            Rule(action=Action.DELAY, prefix=self._slow, seconds=SLOW_SECONDS, at_most=2),
+            Rule(action=Action.DELAY, prefix=self._slow, seconds=SLOW_SECONDS, at_most=1),
             Rule(action=Action.THROTTLE, prefix=self._prefix, share=0.3, at_most=THROTTLED_READS),
         ]
         body = [rule.model_dump(mode="json") for rule in rules]
