@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from controller.commands.exits import MEANINGS, Exit
 from schema.states import Outcome, RequestState, ShardState
 from tests.builders import request, shard
 from tests.integration.api_site import payload
-from tests.integration.cli_site import COMMAND, CliSite, environment, reembed, served
+from tests.integration.cli_site import CliSite, environment, reembed, served
 
 TIMEOUT_SECONDS = 60
 TOKEN = "correct-horse"
@@ -101,13 +102,13 @@ def test_ctrl_c_ends_a_wait_and_says_that_the_request_goes_on(site: CliSite, arg
 
 
 def test_a_wait_outlives_a_restart_of_the_controller(database_url: str) -> None:
-    with served(database_url) as first:
-        first.put(*records())
-        process = waiting(first, "request", "wait", "r-running").__enter__()
-        assert process.stderr is not None
-        assert "waiting for request r-running" in process.stderr.readline()
-        assert "r-running running" in process.stderr.readline()
-    with process:
+    with ExitStack() as running:
+        with served(database_url) as first:
+            first.put(*records())
+            process = running.enter_context(waiting(first, "request", "wait", "r-running"))
+            assert process.stderr is not None
+            assert "waiting for request r-running" in process.stderr.readline()
+            assert "r-running running" in process.stderr.readline()
         assert "still trying" in process.stderr.readline()
         with served(database_url, port=first.port) as second:
             second.execute("UPDATE requests SET state = 'cancelled' WHERE id = 'r-running'")
@@ -117,20 +118,35 @@ def test_a_wait_outlives_a_restart_of_the_controller(database_url: str) -> None:
     assert "error" not in err
 
 
-def waiting(site: CliSite, *arguments: str) -> subprocess.Popen[str]:
+#: A process that is started in the background has SIGINT ignored, and so have its children.
+IN_FRONT = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from controller.cli import main
+main()
+"""
+
+
+@contextmanager
+def waiting(site: CliSite, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A command in a process of its own, with a message on stdin; gone at the end of the block."""
     process = subprocess.Popen(
-        [*COMMAND, *arguments, "--interval", "0.05"],
+        [sys.executable, "-c", IN_FRONT, *arguments, "--interval", "0.05"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env=environment(REEMBED_API_URL=site.url),
     )
-    assert process.stdin is not None
-    process.stdin.write(json.dumps(payload()))
-    process.stdin.close()
-    process.stdin = None
-    return process
+    try:
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(payload()))
+        process.stdin.close()
+        process.stdin = None
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
 
 
 # --- what goes wrong ----------------------------------------------------------------------------------------------
