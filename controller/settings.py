@@ -36,7 +36,7 @@ class Group(BaseModel):
 
 class Database(Group):
     url: SecretStr = Field(description="postgresql+asyncpg://user:password@host/database of the control database")
-    pool_size: int = Field(default=10, ge=1, description="connections a replica; nine loops and the API share them")
+    pool_size: int = Field(default=10, ge=1, description="connections a replica; the loops and the API share them")
     migrate_on_start: bool = Field(default=False, description="run migrations before the loops; deploys do it apart")
 
 
@@ -125,14 +125,14 @@ class CpuJobs(Group):
 class Tenant(Group):
     """Allow-lists. An input or output entry is an S3 URI that ends in `/` (everything below) or names a bucket."""
 
-    inputs: list[str]
-    outputs: list[str]
+    inputs: list[str] = Field(description="what its requests may read")
+    outputs: list[str] = Field(description="where its requests may write")
     models: list[str] = Field(default=["*"], description="model names, `*` for every registered one")
 
 
 class Api(Group):
     host: str = Field(default="127.0.0.1", description="a non-loopback address needs `token`")
-    port: int = Field(default=8080)
+    port: int = Field(default=8080, description="of the REST API, the console, /metrics and the health checks")
     token: SecretStr | None = Field(default=None, description="bearer token of every call but the health checks")
 
 
@@ -179,9 +179,9 @@ class Settings(FileFirst):
     sqs: MessageQueues
     storage: Storage
     cpu: CpuJobs
-    gpu_queues: list[GpuQueue] = Field(min_length=1)
+    gpu_queues: list[GpuQueue] = Field(min_length=1, description="the fallback order")
     models: list[str] = Field(min_length=1, description="registered models, name@version")
-    tenants: dict[str, Tenant]
+    tenants: dict[str, Tenant] = Field(description="who may ask, by name")
     placement: Placement = Placement()
     retries: Retries = Retries()
     reconcile: Reconcile = Reconcile()
