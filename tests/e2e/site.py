@@ -32,8 +32,8 @@ from schema.layout import Location
 from schema.states import JobKind
 
 PREFIX = "e2e/"
-ASSETS, SHARD_ASSETS, CHUNK_ASSETS, ARRAY_MAX = 68, 8, 2, 4
-SHARDS = 9  # in arrays of four and four, and one lone job
+ASSETS, SHARD_ASSETS, CHUNK_ASSETS, ARRAY_MAX = 36, 8, 2, 2
+SHARDS = 5  # in arrays of two and two, and one lone job
 BAD = {f"{PREFIX}{number:03d}.jpg" for number in (5, 21)}
 MODEL = "tiny@1"
 LIMIT_SECONDS = 180.0

@@ -21,7 +21,7 @@ MOMENTS = {
     "queued": _ATTEMPT.format("infer", "queued"),
     "embedding": _ATTEMPT.format("infer", "running"),
     "first commit": _COMMITTED.format(1),
-    "half committed": _COMMITTED.format(5),
+    "half committed": _COMMITTED.format(3),
     "all committed": _REQUEST.format("finishing"),
     "indexing": _ATTEMPT.format("index", "running"),
 }

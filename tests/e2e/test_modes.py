@@ -17,7 +17,7 @@ def shapes(site: Site, request_id: str) -> Counter[tuple[int, bool, str]]:
 
 def test_arrays_and_a_lone_job(site: Site, undisturbed: Output) -> None:
     made = shapes(site, undisturbed.manifest.request_id)
-    assert made == {(4, False, Queue.G6E): 2, (1, False, Queue.G6E): 1}
+    assert made == {(2, False, Queue.G6E): 2, (1, False, Queue.G6E): 1}
 
 
 def test_multi_node_jobs(site: Site, undisturbed: Output) -> None:

@@ -31,9 +31,8 @@ def test_both_work_on_a_request(site: Site, undisturbed: Output) -> None:
         assert events > 0, f"{name} took no Batch event"
 
 
-@pytest.mark.parametrize(
-    "victim", ["leader", pytest.param("follower", marks=pytest.mark.long)], ids=lambda victim: victim
-)
+@pytest.mark.long
+@pytest.mark.parametrize("victim", ["leader", "follower"])
 def test_either_finishes_alone(site: Site, undisturbed: Output, victim: str) -> None:
     run = start_both(site, f"without-the-{victim}")
     run.until(MOMENTS["first commit"])
