@@ -1,7 +1,7 @@
 """The invariants that hold in the control database at any moment, as functions from rows to violations.
 
-Used by tests and sampled in production. I1, I5, I6, I9, I10 and I11 also need SQS, S3 or Batch: their checks stand
-in tests/e2e and use `output_rows` below.
+For tests. I1, I3, I9 and I10 are about more than one moment, and I5, I6 and I11 also need S3 or Batch: what is not
+seen here is checked where it happens, above all in tests/e2e.
 """
 
 from __future__ import annotations

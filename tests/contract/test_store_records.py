@@ -124,6 +124,7 @@ def assets(queue: str = "g6e") -> TotalKey:
 
 
 async def test_totals_add_up_within_and_across_transactions(store: PostgresStore) -> None:
+    """I9, the part of the store: a sum is kept with the transaction that adds to it, or not at all."""
     async with store.transaction() as tx:
         await tx.totals.add({assets(): 2, TotalKey(name="attempts", label="crashed"): 1})
         await tx.totals.add({assets(): 0.5, assets("g5"): 1})

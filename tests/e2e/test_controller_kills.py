@@ -1,4 +1,4 @@
-"""SIGKILL to the only controller at a chosen moment, a start, and the same output as if nothing had happened."""
+"""SIGKILL to the only controller at a chosen moment, a start, and the same output as if nothing had happened (I10)."""
 
 from __future__ import annotations
 

@@ -52,6 +52,7 @@ def test_boto3_alone_sends_a_documented_message_and_sees_it_through(site: Site) 
 
 
 def test_what_cannot_be_taken_is_rejected_at_once_and_blocks_nothing(site: Site) -> None:
+    """I1: each message ends as a row or in the reject queue."""
     url = site.stack.queue_url(QueueName.REQUESTS)
     forbidden = DOCUMENTED["data"] | {"idempotency_key": "elsewhere", "output": {"uri": "s3://not-ours/x"}}  # type: ignore[operator]
     for body in ("not json", json.dumps({"specversion": "1.0"}), json.dumps(DOCUMENTED | {"data": forbidden})):
