@@ -6,6 +6,7 @@ import ast
 import inspect
 import json
 import re
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -72,6 +73,7 @@ def section(name: str, rows: list[tuple[str, str, str]]) -> str:
     whole = group is field.annotation
     if not whole:
         text = f"{text} A field of an entry of `REEMBED_{name.upper()}`.".strip()
+    text = textwrap.fill(text, 118, break_on_hyphens=False)
     head = ("variable" if whole else "field", "default", "meaning")
     return "\n\n".join(part for part in (f"### {name}", text, table(head, rows)) if part)
 
