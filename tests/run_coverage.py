@@ -1,8 +1,8 @@
 """`make coverage`: the share of each module's lines that runs in the running system, unit tests excluded.
 
-Runs `reembed local demo --chaos` and the end-to-end tests, kills included, with every process of theirs measured: the
-controllers, the stand-ins, and the workers that Batch starts. Processes that are killed report nothing, so the figures
-are a lower bound. Fails when a module is below the bar and not among the exceptions.
+Runs `reembed local demo --chaos`, the end-to-end tests, kills included, and the command line beside the system, with
+every process of theirs measured: controllers, stand-ins, and the workers that Batch starts. Processes that are killed
+report nothing, so the figures are a lower bound. Fails when a module is below the bar and not among the exceptions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def main() -> int:
         environment = _measured(Path(directory), data)
         for command in (
             ["-m", "controller.cli", "local", "demo", "--chaos", "--state-dir", f"{directory}/state"],
-            ["-m", "pytest", "tests/e2e", "-q"],
+            ["-m", "pytest", "tests/e2e", "tests/integration/test_cli_stack.py", "-q"],
         ):
             ended = subprocess.run([sys.executable, *command], cwd=ROOT, env=environment, check=False)
             if ended.returncode:

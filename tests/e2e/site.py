@@ -6,6 +6,7 @@ see, and at the database; they reach into no process.
 
 from __future__ import annotations
 
+import asyncio
 import io
 import time
 from collections import Counter
@@ -20,6 +21,8 @@ import numpy as np
 import psycopg
 from PIL import Image
 
+from controller.core import invariants
+from controller.store.store import PostgresStore
 from deploy.local.batch_site import BatchTuning
 from deploy.local.environment import TENANT
 from deploy.local.output import Output, read_output
@@ -171,6 +174,7 @@ class Run:
         assert set(self.commits(manifest_uri).values()) == {1}, "a shard was committed twice"
         assert self.jobs_without_row() == set()
         assert self.live_attempts() == 0
+        assert asyncio.run(self.violations()) == []
         return output
 
     def commits(self, manifest_uri: str) -> Mapping[int, int]:
@@ -194,6 +198,20 @@ class Run:
     def jobs_without_row(self) -> set[str]:
         names = {name for (name,) in self.site.rows("SELECT name FROM jobs")}
         return {job["name"] for job in self.site.batch_jobs()} - names
+
+    async def violations(self) -> list[str]:
+        """What the control database holds against an invariant."""
+        store = PostgresStore.connect(self.site.stack.postgres.url(Database.CONTROL, Driver.ASYNCPG))
+        async with store.transaction() as tx:
+            request = await tx.requests.get(self.id)
+            shards = await tx.shards.search(self.id, states=None, outcome=None, after=-1, limit=1000)
+            attempts = [attempt for kind in JobKind for attempt in await tx.attempts.of_kind(self.id, kind)]
+            jobs = [await tx.jobs.get(name) for name in {attempt.job_id for attempt in attempts}]
+        await store.close()
+        assert request is not None
+        assert len(shards) == SHARDS
+        assert len(attempts) >= SHARDS
+        return invariants.check([request], shards, attempts, [job for job in jobs if job is not None])
 
     def live_attempts(self) -> int:
         statement = "SELECT count(*) FROM attempts WHERE request_id = %(id)s AND state <> 'ended'"

@@ -5,25 +5,24 @@ from __future__ import annotations
 import pytest
 
 from deploy.local.output import Output
-from tests.e2e.site import Site, assert_same_output, eventually
+from tests.e2e.site import SHARDS, Site, assert_same_output, eventually
 
-_JOB = "EXISTS (SELECT 1 FROM jobs WHERE request_id = %(id)s AND kind = '{}' AND state = '{}')"
-_ATTEMPT = "EXISTS (SELECT 1 FROM attempts WHERE request_id = %(id)s AND kind = '{}' AND state = '{}')"
+_JOB = "EXISTS (SELECT 1 FROM jobs WHERE request_id = %(id)s AND kind = '{}' AND submitted_at IS NOT NULL)"
+_ATTEMPT = "EXISTS (SELECT 1 FROM attempts WHERE request_id = %(id)s AND kind = '{}' AND {} IS NOT NULL)"
 _COMMITTED = "(SELECT count(*) FROM shards WHERE request_id = %(id)s AND state = 'succeeded') >= {}"
-_REQUEST = "EXISTS (SELECT 1 FROM requests WHERE id = %(id)s AND state = '{}')"
 
-#: In the order in which a request passes them.
+#: In the order in which a request passes them; each stays true once it was.
 MOMENTS = {
     "accepted": "EXISTS (SELECT 1 FROM requests WHERE id = %(id)s)",
-    "prepare submitted": _JOB.format("prepare", "submitted"),
-    "preparing": _ATTEMPT.format("prepare", "running"),
-    "planned": _REQUEST.format("running"),
-    "queued": _ATTEMPT.format("infer", "queued"),
-    "embedding": _ATTEMPT.format("infer", "running"),
+    "prepare submitted": _JOB.format("prepare"),
+    "preparing": _ATTEMPT.format("prepare", "started_at"),
+    "planned": "EXISTS (SELECT 1 FROM shards WHERE request_id = %(id)s)",
+    "queued": _ATTEMPT.format("infer", "queued_at"),
+    "embedding": _ATTEMPT.format("infer", "started_at"),
     "first commit": _COMMITTED.format(1),
     "half committed": _COMMITTED.format(3),
-    "all committed": _REQUEST.format("finishing"),
-    "indexing": _ATTEMPT.format("index", "running"),
+    "all committed": _COMMITTED.format(SHARDS),
+    "indexing": _ATTEMPT.format("index", "started_at"),
 }
 IN_EVERY_RUN = ("planned", "half committed")
 
