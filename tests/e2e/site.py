@@ -174,7 +174,8 @@ class Run:
         assert set(self.commits(manifest_uri).values()) == {1}, "a shard was committed twice"
         assert self.jobs_without_row() == set()
         assert self.live_attempts() == 0
-        assert asyncio.run(self.violations()) == []
+        violations = asyncio.run(self.violations())
+        assert violations == [], violations
         return output
 
     def commits(self, manifest_uri: str) -> Mapping[int, int]:
