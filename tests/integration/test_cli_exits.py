@@ -180,9 +180,11 @@ def test_another_server_is_not_taken_for_a_controller() -> None:
     with HTTPServer(("127.0.0.1", 0), Page) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        ran = reembed("request", "list", "--url", f"http://127.0.0.1:{server.server_port}")
-        server.shutdown()
-        thread.join()
+        try:
+            ran = reembed("request", "list", "--url", f"http://127.0.0.1:{server.server_port}")
+        finally:
+            server.shutdown()
+            thread.join()
     assert ran.code is Exit.FAILED
     assert "no API of a controller" in ran.err
 
