@@ -52,7 +52,7 @@ def test_killed_while_submitjob_is_under_way(site: Site, undisturbed: Output) ->
     site.stack.kill_controller("one")
     site.stack.start_controller("one")
     assert_same_output(run.finished(), undisturbed)
-    assert site.metric("one", "submissions_total", kind="infer", result="adopted") == 1
+    assert site.metric("one", "submissions_total", kind="infer", result="adopted") >= 1
 
 
 @pytest.mark.long
