@@ -143,7 +143,7 @@ def test_a_requeue_is_written_down_with_who_and_why(failures: CliSite, selection
 def test_a_requeue_needs_exactly_one_selection(failures: CliSite, selection: list[str]) -> None:
     ran = failures.reembed("shard", "requeue", "r-1", *selection, *REASON, "--yes")
     assert ran.code is Exit.USAGE
-    assert "exactly one of" in ran.err
+    assert "exactly one of --shard, --outcome and --failed" in ran.err
     assert failures.pending() == []
 
 
