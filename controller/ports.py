@@ -350,9 +350,6 @@ class Jobs(Protocol):
 
     async def live_of_request(self, request_id: str) -> int: ...
 
-    async def watched(self, now: datetime, limit: int) -> Sequence[Job]:
-        """Closed without ever being seen, `watch_until` in the future."""
-        ...
 
 
 class Leases(Protocol):

@@ -99,7 +99,6 @@ class Reconcile(Group):
     lookup_grace_seconds: float = Field(
         default=120.0, description="absent from ListJobs for so long after the call: submit anew under a new name"
     )
-    watch_seconds: float = Field(default=3600.0, description="how long a superseded name is watched for a late job")
     orphan_seconds: float = Field(default=300.0, description="between scans for jobs with our prefix and no row")
 
 

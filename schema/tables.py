@@ -137,7 +137,6 @@ jobs = Table(
     _time("submit_started_at"),
     _time("submitted_at"),
     _time("closed_at"),
-    _time("watch_until"),
     Column("batch_job_id", Text),
     Column("submit_epoch", BigInteger),
     Column("reason", Text),
@@ -148,7 +147,6 @@ jobs = Table(
     Index("jobs_open", "state", "created_at"),
     Index("jobs_batch_id", "batch_job_id"),
     Index("jobs_by_request", "request_id"),
-    Index("jobs_watched", "watch_until", postgresql_where=text("state = 'closed' AND batch_job_id IS NULL")),
 )
 
 attempts = Table(

@@ -154,7 +154,6 @@ class Job:
     submit_started_at: datetime | None = None
     submitted_at: datetime | None = None
     closed_at: datetime | None = None
-    watch_until: datetime | None = None
     batch_job_id: str | None = None
     submit_epoch: int | None = None
     reason: str | None = None

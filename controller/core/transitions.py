@@ -52,9 +52,9 @@ def submitted(job: Job, batch_job_id: str, now: datetime) -> JobChange:
     return JobChange(id=job.id, expected=frozenset({JobState.INTENDED}), to=JobState.SUBMITTED, values=values)
 
 
-def never_submitted(job: Job, reason: str, now: datetime, watch_seconds: float) -> JobChange:
-    """Given up under this name; the name stays watched, and what turns up late is stopped."""
-    values = {"closed_at": now, "reason": reason, "watch_until": now + timedelta(seconds=watch_seconds)}
+def never_submitted(job: Job, reason: str, now: datetime) -> JobChange:
+    """Given up under this name; what turns up late ends itself or is stopped as an orphan."""
+    values = {"closed_at": now, "reason": reason}
     return JobChange(id=job.id, expected=frozenset({JobState.INTENDED}), to=JobState.CLOSED, values=values)
 
 

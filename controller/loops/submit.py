@@ -3,7 +3,7 @@
 A fresh job: mark the call as started (fenced), put the assignment, call once. A job whose call was started and has
 no id is ambiguous: its name is looked up and adopted (several of one name: the oldest stays, the rest are stopped).
 Absent for longer than the grace, it is given up: the assignment is overwritten `void`, its attempts end
-`superseded`, its shards are pending again, and the name stays watched by reconcile.
+`superseded`, and its shards are pending again. A late job of that name ends itself, or is an orphan to reconcile.
 """
 
 from __future__ import annotations
@@ -156,8 +156,7 @@ class Submission:
             await context.objects.put(context.control(assignment_key(job.id)), void.to_bytes())
         async with context.store.transaction() as tx:
             await self._leadership.fence(tx)
-            watch = context.settings.reconcile.watch_seconds
-            if not await tx.jobs.apply(transitions.never_submitted(job, reason, now, watch)):
+            if not await tx.jobs.apply(transitions.never_submitted(job, reason, now)):
                 return False
             for attempt in await tx.attempts.of_job(job.id):
                 await self._end(tx, attempt, reason, intent, now)

@@ -47,13 +47,6 @@ NAMED = select(*SHAPE.columns).where(among(jobs.c.name, "names")).order_by(jobs.
 COUNT_LIVE = (
     select(func.count().label("jobs")).select_from(jobs).where(jobs.c.request_id == text("of_request"), ~_CLOSED)
 )
-#: Names that were given up, under which a late job may still turn up; the one watched for the shortest time first.
-WATCHED = (
-    select(*SHAPE.columns)
-    .where(_CLOSED, jobs.c.batch_job_id.is_(None), jobs.c.watch_until > NOW)
-    .order_by(jobs.c.watch_until, jobs.c.id)
-    .limit(LIMIT)
-)
 
 
 class SqlJobs:
@@ -87,9 +80,6 @@ class SqlJobs:
         row = await self._connection.row(COUNT_LIVE, of_request=request_id)
         assert row is not None
         return row.jobs
-
-    async def watched(self, now: datetime, limit: int) -> Sequence[Job]:
-        return await self._read(WATCHED, now=now, limit=limit)
 
     async def _read(self, statement: Any, **values: Any) -> list[Job]:
         return [SHAPE.read(row) for row in await self._connection.rows(statement, **values)]

@@ -44,7 +44,6 @@ async def test_a_job_comes_back_as_it_was(store: PostgresStore) -> None:
         submit_started_at=NOW,
         submitted_at=NOW,
         closed_at=LATER,
-        watch_until=LATER,
         batch_job_id="b",
         submit_epoch=2**40,
         reason="why",
@@ -67,7 +66,7 @@ async def test_a_submission_is_recorded_once(store: PostgresStore) -> None:
         assert await tx.jobs.apply(submit_started(job(), NOW, 7))
         assert await tx.jobs.apply(submitted(job(), "b-1", LATER))
         assert not await tx.jobs.apply(submitted(job(), "b-2", LATER))
-        assert not await tx.jobs.apply(never_submitted(job(), "absent", LATER, 60))
+        assert not await tx.jobs.apply(never_submitted(job(), "absent", LATER))
     values = {"submit_started_at": NOW, "submit_epoch": 7, "batch_job_id": "b-1", "submitted_at": LATER}
     assert await read(store) == replace(job(), state=JobState.SUBMITTED, **values)
 
@@ -119,13 +118,3 @@ async def test_names_that_are_known(store: PostgresStore) -> None:
         found = await tx.jobs.known_names(["reembed-2", "reembed-1", "reembed-3"])
         assert found == {"reembed-1": named(1), "reembed-2": named(2)}
         assert await tx.jobs.known_names([]) == {}
-
-
-async def test_given_up_names_are_watched_for_a_while(store: PostgresStore) -> None:
-    await fill(store, request(), *(named(number) for number in range(1, 5)))
-    async with store.transaction() as tx:
-        for number, seconds in ((1, 90), (2, 60), (3, 0)):
-            assert await tx.jobs.apply(never_submitted(named(number), "absent", NOW, seconds))
-        assert ids(await tx.jobs.watched(NOW, 9)) == ["j-2", "j-1"]
-        assert ids(await tx.jobs.watched(NOW, 1)) == ["j-2"]
-        assert ids(await tx.jobs.watched(LATER, 9)) == ["j-1"]

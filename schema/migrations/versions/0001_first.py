@@ -156,7 +156,6 @@ def _create_jobs() -> None:
         _time("submit_started_at"),
         _time("submitted_at"),
         _time("closed_at"),
-        _time("watch_until"),
         sa.Column("batch_job_id", sa.Text()),
         sa.Column("submit_epoch", sa.BigInteger()),
         sa.Column("reason", sa.Text()),
@@ -174,9 +173,6 @@ def _create_jobs() -> None:
     op.create_index("jobs_batch_id", "jobs", ["batch_job_id"])
     op.create_index("jobs_by_request", "jobs", ["request_id"])
     op.create_index("jobs_open", "jobs", ["state", "created_at"])
-    op.create_index(
-        "jobs_watched", "jobs", ["watch_until"], postgresql_where=sa.text("state = 'closed' AND batch_job_id IS NULL")
-    )
 
 
 def _create_attempts() -> None:
