@@ -351,7 +351,6 @@ class Jobs(Protocol):
     async def live_of_request(self, request_id: str) -> int: ...
 
 
-
 class Leases(Protocol):
     async def acquire(self, name: str, holder: str, now: datetime, ttl_seconds: float) -> Lease | None:
         """Ours, renewed or taken over from one that ran out; None while somebody else holds it."""
