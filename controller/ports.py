@@ -432,6 +432,10 @@ class Measures(Protocol):
         """How its infer attempts ended."""
         ...
 
+    async def latest_outcomes(self, request_id: str, since: datetime | None, limit: int) -> Sequence[Outcome]:
+        """How its infer attempts ended since then, newest first."""
+        ...
+
 
 class Transaction(Protocol):
     """One short transaction; committed when its block ends without an exception. Never spans an AWS call."""

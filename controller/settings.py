@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
 from pydantic_settings import (
     BaseSettings,
     JsonConfigSettingsSource,
@@ -20,7 +20,10 @@ from pydantic_settings import (
 )
 
 from controller.core.admission import Policy, TenantPolicy
+from controller.core.outcome import Rule, table
+from controller.core.retry import Limits
 from schema.messages import MAX_BODY_BYTES
+from schema.states import Outcome
 
 
 def problems(error: Exception) -> list[str]:
@@ -66,6 +69,10 @@ class GpuQueue(Group):
         default=200, ge=1, description="attempts waiting to start; shallow, so that a dry queue strands little"
     )
     memory_mib: int | None = Field(default=None, description="memory of the smallest host, less what ECS keeps")
+    large_memory_mib: int | None = Field(
+        default=None,
+        description="memory that a shard gets here once smaller batches did not help it; none: as `memory_mib`",
+    )
     price_usd_per_hour: float = Field(default=1.0, gt=0, description="per attempt-hour, for forecasts")
 
 
@@ -88,6 +95,37 @@ class Retries(Group):
     backoff_seconds: float = Field(default=30.0, description="first wait after a failure; doubles, with jitter")
     backoff_max_seconds: float = Field(default=900.0, description="cap of the doubling")
     isolate_after: int = Field(default=2, description="deaths on the same open chunk before it runs asset by asset")
+    hold_after: int = Field(
+        default=3, ge=1, description="attempts of a request in a row that end `config_error`; then it is paused"
+    )
+
+    def limits(self) -> Limits:
+        return Limits(**self.model_dump())
+
+
+class OutcomeRow(Group):
+    """A row of an operator's own in the table that tells how an attempt ended. Rows are tried in their order, after a
+    valid commit and our own stored intent, before the built-in ones; all given conditions must hold, and any value of
+    one will do."""
+
+    name: str = Field(min_length=1, description="in the log line of an attempt that it decides; unlike any other")
+    outcome: Outcome = Field(description="what is concluded; not what only facts of ours can tell")
+    status_reason: list[str] = Field(default=[], description="prefixes of the Batch job's reason")
+    container_reason: list[str] = Field(default=[], description="prefixes of the container's reason")
+    mentions: list[str] = Field(default=[], description="words anywhere in either reason, whatever the case")
+    exit_codes: list[int] = Field(default=[], description="exit codes, the worker's own word before Batch's")
+    started: bool | None = Field(default=None, description="whether it had started")
+
+    def rule(self) -> Rule:
+        return Rule(
+            name=self.name,
+            outcome=self.outcome,
+            status_reason=tuple(self.status_reason),
+            container_reason=tuple(self.container_reason),
+            mentions=tuple(self.mentions),
+            exit_codes=tuple(self.exit_codes),
+            started=self.started,
+        )
 
 
 class Reconcile(Group):
@@ -183,11 +221,21 @@ class Settings(FileFirst):
     tenants: dict[str, Tenant] = Field(description="who may ask, by name")
     placement: Placement = Placement()
     retries: Retries = Retries()
+    outcomes: list[OutcomeRow] = Field(default=[], description="rows before the built-in ones of the outcome table")
     reconcile: Reconcile = Reconcile()
     work: Work = Work()
     api: Api = Api()
     loops: Loops = Loops()
     replica: str | None = Field(default=None, description="name of this replica; default host-pid")
+
+    @field_validator("outcomes")
+    @classmethod
+    def _outcomes_stand(cls, rows: list[OutcomeRow]) -> list[OutcomeRow]:
+        table([row.rule() for row in rows])
+        return rows
+
+    def outcome_table(self) -> tuple[Rule, ...]:
+        return table([row.rule() for row in self.outcomes])
 
     def policy(self) -> Policy:
         """What admission may let in; ValueError when an allow-list entry is not an S3 URI."""

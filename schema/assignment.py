@@ -33,6 +33,7 @@ class Entry(Document):
     )
     fetch_concurrency: int | None = None
     batch_size: int | None = None
+    large_memory: bool = Field(default=False, description="the job asks for the queue's large memory")
 
 
 class Common(Document):

@@ -114,3 +114,16 @@ def marker(of: Shard, **changes: Any) -> CommitMarker:
         "chunks": chunks,
     }
     return CommitMarker(**{**base, **changes})
+
+
+def settings() -> dict[str, Any]:
+    """The least that the settings need, as JSON: three queues in their order of preference."""
+    return {
+        "database": {"url": "postgresql+asyncpg://nobody@127.0.0.1/none"},
+        "sqs": {name: f"sqs://{name}" for name in ("requests", "reports", "batch_events", "rejects", "status")},
+        "storage": {"control_bucket": "control"},
+        "cpu": {"queue": "cpu", "prepare_definition": "prepare:1", "index_definition": "index:1"},
+        "gpu_queues": [{"name": name, "job_definition": "infer:1"} for name in ("g6e", "g6", "g5")],
+        "models": ["tiny@1"],
+        "tenants": {"stock": {"inputs": ["s3://photos/"], "outputs": ["s3://embeddings/"]}},
+    }

@@ -44,3 +44,4 @@ class Settlement:
     outcome: Outcome
     attempt: AttemptChange
     shard: ShardChange | None = None
+    rule: str

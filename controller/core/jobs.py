@@ -8,10 +8,10 @@ from datetime import datetime
 from typing import Any
 
 from controller.core.records import Attempt, Job, Request, Shard
-from controller.core.retry import must_finalise
+from controller.core.retry import batch_size, fetch_concurrency, must_finalise, needs_large_memory
 from schema.assignment import Entry, IndexAssignment, IndexedShard, InferAssignment, PrepareAssignment
 from schema.layout import Location, inline_keys_key
-from schema.states import AttemptState, JobKind, JobState, Outcome
+from schema.states import AttemptState, JobKind, JobState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,11 +134,9 @@ def infer_job(
 
 
 def _infer_entry(
-    shard: Shard, history: Sequence[Attempt], attempt_id: str, token: str, fetch_concurrency: int
+    shard: Shard, history: Sequence[Attempt], attempt_id: str, token: str, usual_concurrency: int
 ) -> Entry:
     """Hints come from how the last attempts ended: throttled ones fetch slower, short of memory ones batch smaller."""
-    incomplete = sum(attempt.outcome is Outcome.INCOMPLETE for attempt in history)
-    short = sum(attempt.outcome is Outcome.OUT_OF_MEMORY for attempt in history)
     return Entry(
         attempt_id=attempt_id,
         token=token,
@@ -150,8 +148,9 @@ def _infer_entry(
         isolate=list(shard.isolate),
         skip=list(shard.poison),
         finalise_retryable=must_finalise(history),
-        fetch_concurrency=max(1, fetch_concurrency >> min(incomplete, 6)) if incomplete else None,
-        batch_size=max(1, 64 >> min(short, 6)) if short else None,
+        fetch_concurrency=fetch_concurrency(history, usual_concurrency),
+        batch_size=batch_size(history),
+        large_memory=needs_large_memory(history),
     )
 
 

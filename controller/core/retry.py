@@ -23,6 +23,7 @@ class Limits:
     backoff_seconds: float
     backoff_max_seconds: float
     isolate_after: int
+    hold_after: int = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +43,9 @@ class GiveUp:
 
 #: The worker died while working: its open chunks are suspects.
 _DEATHS = frozenset({Outcome.CRASHED, Outcome.OUT_OF_MEMORY, Outcome.TIMED_OUT, Outcome.NO_COMMIT})
+#: What the first halving of a batch starts from, and how many smaller batches come before more memory.
+LARGEST_BATCH = 64
+SMALLER_BATCHES = 1
 _PROMPT = frozenset({Outcome.NO_CAPACITY, Outcome.SUPERSEDED, Outcome.SPOT_RECLAIMED, Outcome.INTERRUPTED})
 
 
@@ -75,6 +79,34 @@ def must_finalise(history: Sequence[Attempt]) -> bool:
     cap = OUTCOME_RULES[Outcome.INCOMPLETE].cap or 0
     stuck = len(incomplete) >= 3 and all(attempt.figures.ok == 0 for attempt in incomplete[-3:])
     return len(incomplete) >= cap or stuck
+
+
+def fetch_concurrency(history: Sequence[Attempt], usual: int) -> int | None:
+    """Half of it for every attempt that left a remainder, which is throttling as a rule; None: as usual."""
+    incomplete = sum(attempt.outcome is Outcome.INCOMPLETE for attempt in history)
+    return max(1, usual >> min(incomplete, 6)) if incomplete else None
+
+
+def batch_size(history: Sequence[Attempt]) -> int | None:
+    """A smaller batch after each attempt that ran out of memory; None: as measured for the model."""
+    short = _out_of_memory(history)
+    return max(1, LARGEST_BATCH >> min(short, 6)) if short else None
+
+
+def needs_large_memory(history: Sequence[Attempt]) -> bool:
+    """The smaller batch did not help: the shard gets the queue's large memory from here on."""
+    return _out_of_memory(history) >= SMALLER_BATCHES + 1
+
+
+def should_hold(latest: Sequence[Outcome], limits: Limits) -> bool:
+    """A request whose `latest` attempts all met a wrong configuration waits for its operator: more would meet it too.
+    `latest`: how its GPU attempts ended since an operator last sent it on, newest first."""
+    alike = latest[: limits.hold_after]
+    return len(alike) == limits.hold_after and all(outcome is Outcome.CONFIG_ERROR for outcome in alike)
+
+
+def _out_of_memory(history: Sequence[Attempt]) -> int:
+    return sum(attempt.outcome is Outcome.OUT_OF_MEMORY for attempt in history)
 
 
 def _may_finalise(outcome: Outcome, history: Sequence[Attempt]) -> bool:

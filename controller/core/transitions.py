@@ -15,7 +15,7 @@ from typing import Any
 from controller.core.changes import AttemptChange, JobChange, RequestChange, ShardChange
 from controller.core.decisions import Settlement
 from controller.core.facts import JobView
-from controller.core.outcome import Evidence, classify
+from controller.core.outcome import TABLE, Evidence, Rule, rule_for
 from controller.core.records import Attempt, Job, Request, Shard
 from controller.core.retry import GiveUp, Limits, decide
 from schema.layout import commit_key
@@ -108,7 +108,12 @@ def observed(attempt: Attempt, view: JobView, now: datetime) -> AttemptChange | 
     """What Batch shows of a live attempt. Statuses come late and out of order: an end is never taken back."""
     if attempt.state not in ATTEMPT_LIVE or attempt.batch_ended_at is not None:
         return None
-    values: dict[str, Any] = {"last_contact_at": now, "misses": 0, "batch_status": view.status}
+    values: dict[str, Any] = {
+        "last_contact_at": now,
+        "misses": 0,
+        "batch_status": view.status,
+        "batch_status_reason": view.status_reason,
+    }
     to: AttemptState | None = None
     if view.started_at is not None or view.status == "RUNNING":
         values["started_at"] = attempt.started_at or view.started_at or now
@@ -117,7 +122,6 @@ def observed(attempt: Attempt, view: JobView, now: datetime) -> AttemptChange | 
         to, values["queued_at"] = AttemptState.QUEUED, now
     if view.terminal:
         values |= {
-            "batch_status_reason": view.status_reason,
             "container_reason": view.container_reason,
             "batch_exit_code": view.exit_code,
             "batch_ended_at": now,
@@ -165,12 +169,14 @@ def settle(
     now: datetime,
     limits: Limits,
     jitter: float,
+    rules: Sequence[Rule] = TABLE,
 ) -> Settlement:
     """Close an attempt that has ended. `history`: the shard's ended attempts of this generation, without this one.
 
     `marker` is the shard's valid commit, whoever wrote it; `done` the same for a job without a shard.
     """
-    outcome = classify(Evidence.of(attempt, committed=done or marker is not None))
+    rule = rule_for(Evidence.of(attempt, committed=done or marker is not None), rules)
+    outcome = rule.outcome
     change = AttemptChange(
         id=attempt.id,
         token=attempt.token,
@@ -179,15 +185,14 @@ def settle(
         values={"ended_at": now, "outcome": outcome, "reason": _reason(attempt, outcome)},
     )
     if shard is None:
-        return Settlement(outcome=outcome, attempt=change)
+        return Settlement(outcome=outcome, rule=rule.name, attempt=change)
     if marker is not None:
-        return Settlement(outcome=outcome, attempt=change, shard=committed(shard, marker, now))
+        return Settlement(outcome=outcome, rule=rule.name, attempt=change, shard=committed(shard, marker, now))
     if shard.state is not ShardState.ASSIGNED or shard.attempt_id != attempt.id:
-        return Settlement(outcome=outcome, attempt=change)
+        return Settlement(outcome=outcome, rule=rule.name, attempt=change)
     ended = [*history, _as_ended(attempt, outcome)]
-    return Settlement(
-        outcome=outcome, attempt=change, shard=_after(shard, attempt, outcome, ended, now, limits, jitter)
-    )
+    after = _after(shard, attempt, outcome, ended, now, limits, jitter)
+    return Settlement(outcome=outcome, rule=rule.name, attempt=change, shard=after)
 
 
 def _after(
@@ -331,9 +336,10 @@ def paused(request: Request, reason: str, now: datetime) -> RequestChange:
 
 
 def resumed(request: Request, now: datetime) -> RequestChange:
-    """An operator accepts the forecast: the limit is lifted, or the next look would pause it again."""
+    """An operator accepts the forecast: the limit is lifted, or the next look would pause it again; and what was
+    wrong before no longer counts."""
     body = {**request.body, "max_cost_usd": None}
-    values = {"paused": False, "reason": None, "updated_at": now, "body": body}
+    values = {"paused": False, "reason": None, "updated_at": now, "body": body, "reopened_at": now}
     return RequestChange(id=request.id, expected=frozenset({request.state}), values=values)
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import cached_property
 
 import structlog
 
 from controller.core.admission import Policy
 from controller.core.jobs import Identity, Terms
+from controller.core.outcome import Rule
 from controller.core.placement import CircuitLimits, QueueSpec
 from controller.core.retry import Limits
 from controller.ports import Batch, Clock, Entropy, Inbox, ObjectStore, Outbox, Recorder, Store
@@ -55,7 +57,11 @@ class Context:
 
     @property
     def retry_limits(self) -> Limits:
-        return Limits(**self.settings.retries.model_dump())
+        return self.settings.retries.limits()
+
+    @cached_property
+    def outcome_table(self) -> tuple[Rule, ...]:
+        return self.settings.outcome_table()
 
     @property
     def circuit_limits(self) -> CircuitLimits:

@@ -134,7 +134,9 @@ class Reconcile:
             # CancelJob cannot kill what has just started; that is the point of it when we fall back or pause.
             gentle = attempt.stop_intent in (StopIntent.FALL_BACK, StopIntent.PAUSE)
             call = context.batch.cancel if gentle else context.batch.terminate
-            await call(ids[attempt.id], f"reembed: {attempt.stop_intent}")
+            # Batch overwrites the reason it gave with ours, so ours repeats it.
+            because = f" ({attempt.batch_status_reason})" if attempt.batch_status_reason else ""
+            await call(ids[attempt.id], f"reembed: {attempt.stop_intent}{because}")
             context.recorder.count("stops_requested", intent=str(attempt.stop_intent))
             async with context.store.transaction() as tx:
                 await tx.attempts.apply(transitions.stop_asked(attempt, now))

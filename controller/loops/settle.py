@@ -11,13 +11,17 @@ from datetime import datetime
 from pydantic import ValidationError
 
 from controller.core import transitions
+from controller.core.changes import AttemptChange
 from controller.core.progress import figure_deltas
 from controller.core.records import Attempt, Request, Shard, TotalKey
+from controller.core.retry import should_hold
 from controller.loops.context import Context, log
+from controller.loops.events import announce
 from controller.ports import Transaction
 from schema.layout import Location, commit_key, plan_key
+from schema.messages import MessageType
 from schema.plan import CommitMarker
-from schema.states import AttemptState, JobKind, Outcome, ShardState
+from schema.states import AttemptState, JobKind, Outcome, RequestState, ShardState, StopIntent
 
 
 async def read_marker(context: Context, request: Request, shard: Shard) -> CommitMarker | None:
@@ -103,6 +107,7 @@ async def close_attempt(
         now=now,
         limits=context.retry_limits,
         jitter=context.entropy.uniform(),
+        rules=context.outcome_table,
     )
     if not await tx.attempts.apply(settlement.attempt):
         context.recorder.count("stale_writes", table="attempts")
@@ -112,6 +117,8 @@ async def close_attempt(
     if shard is not None and marker is not None:
         await _stop_other(tx, shard, attempt)
     await _add_totals(tx, attempt, marker, settlement.outcome)
+    if settlement.outcome is Outcome.CONFIG_ERROR and attempt.kind is JobKind.INFER:
+        await _hold(context, tx, settlement.attempt, attempt.request_id, now)
     context.recorder.count("attempts_ended", outcome=settlement.outcome.value, queue=attempt.queue)
     log.info(
         "attempt_ended",
@@ -119,9 +126,25 @@ async def close_attempt(
         shard=attempt.shard,
         attempt_id=attempt.id,
         outcome=settlement.outcome.value,
+        rule=settlement.rule,
         reason=settlement.attempt.values.get("reason"),
     )
     return settlement.outcome
+
+
+async def _hold(context: Context, tx: Transaction, ended: AttemptChange, request_id: str, now: datetime) -> None:
+    """Pause a request whose attempts keep meeting a wrong configuration, and take back what has not started."""
+    request = await tx.requests.get(request_id)
+    if request is None or request.paused or request.state is not RequestState.RUNNING:
+        return
+    limits = context.retry_limits
+    if not should_hold(await tx.measures.latest_outcomes(request.id, request.reopened_at, limits.hold_after), limits):
+        return
+    reason = f"{limits.hold_after} attempts in a row met a wrong configuration: {ended.values['reason']}"
+    if await tx.requests.apply(transitions.paused(request, reason, now)):
+        await tx.attempts.intend_stop_request(request.id, StopIntent.PAUSE)
+        await announce(context, tx, request, MessageType.STATUS_PAUSED, now, reason=reason)
+        log.error("request_held", request_id=request.id, reason=reason)
 
 
 async def finish_found(context: Context, tx: Transaction, shard: Shard, marker: CommitMarker, now: datetime) -> bool:

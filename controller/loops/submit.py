@@ -18,6 +18,7 @@ from controller.loops.context import Context, log
 from controller.loops.leader import Leadership
 from controller.loops.settle import close_attempt
 from controller.ports import Ambiguous, Refused, SubmitSpec, Throttled, Transaction
+from controller.settings import GpuQueue
 from schema.assignment import parse
 from schema.layout import assignment_key
 from schema.states import JobKind, RequestState, StopIntent
@@ -101,7 +102,7 @@ class Submission:
             assignment_uri=uri,
             multi_node=job.multi_node,
             timeout_seconds=settings.work.attempt_timeout_seconds,
-            memory_mib=gpu.memory_mib if gpu and not job.multi_node else None,
+            memory_mib=_memory_mib(job, gpu) if gpu and not job.multi_node else None,
             tags={
                 "reembed:request": request.id,
                 "reembed:job": job.id,
@@ -168,6 +169,12 @@ class Submission:
     ) -> None:
         ended = transitions.never_ran(attempt, reason, intent)
         await close_attempt(self._context, tx, ended, marker=None, done=False, now=now)
+
+
+def _memory_mib(job: Job, gpu: GpuQueue) -> int | None:
+    """Children of an array share their overrides, so one that needs the large memory gets it for all."""
+    large = any(entry.get("large_memory") for entry in job.assignment["entries"])
+    return (large and gpu.large_memory_mib) or gpu.memory_mib
 
 
 def parse_and_dump(job: Job) -> bytes:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import BigInteger, Table, func, literal, select, union_all
 
 from controller.store.connection import Connection
-from controller.store.sql import fixed, text, time
+from controller.store.sql import LIMIT, fixed, text, time
 from schema.states import JobKind, Outcome
 from schema.tables import attempts, jobs, requests, shards
 
@@ -69,6 +69,17 @@ OUTCOMES = (
     .group_by(attempts.c.outcome)
     .order_by(attempts.c.outcome)
 )
+#: How the GPU attempts of a request ended lately, newest first; `latest_outcomes` adds since when.
+LATEST_OUTCOMES = (
+    select(attempts.c.outcome)
+    .where(
+        attempts.c.request_id == text("request_id"),
+        attempts.c.kind == fixed(JobKind.INFER),
+        attempts.c.outcome.is_not(None),
+    )
+    .order_by(attempts.c.ended_at.desc(), attempts.c.id)
+    .limit(LIMIT)
+)
 
 
 class SqlMeasures:
@@ -89,3 +100,9 @@ class SqlMeasures:
     async def outcomes(self, request_id: str) -> Mapping[Outcome, int]:
         rows = await self._connection.rows(OUTCOMES, request_id=request_id)
         return {Outcome(row.outcome): row.attempts for row in rows}
+
+    async def latest_outcomes(self, request_id: str, since: datetime | None, limit: int) -> Sequence[Outcome]:
+        statement, values = LATEST_OUTCOMES, dict[str, Any](request_id=request_id, limit=limit)
+        if since is not None:
+            statement, values["since"] = statement.where(attempts.c.ended_at >= time("since")), since
+        return [Outcome(row.outcome) for row in await self._connection.rows(statement, **values)]

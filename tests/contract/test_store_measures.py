@@ -83,3 +83,12 @@ async def test_outcomes_count_gpu_attempts(filled: PostgresStore) -> None:
             Outcome.NO_CAPACITY: 1,
             Outcome.SUCCEEDED: 4,
         }
+
+
+async def test_latest_outcomes_newest_first_and_since(filled: PostgresStore) -> None:
+    async with filled.transaction() as tx:
+        every = await tx.measures.latest_outcomes("r-1", None, 99)
+        assert sorted(every) == [Outcome.CRASHED, Outcome.NO_CAPACITY, *[Outcome.SUCCEEDED] * 4]
+        assert list(await tx.measures.latest_outcomes("r-1", None, 2)) == list(every[:2])
+        assert list(await tx.measures.latest_outcomes("r-1", NOW + timedelta(days=1), 99)) == []
+        assert list(await tx.measures.latest_outcomes("r-9", None, 99)) == []

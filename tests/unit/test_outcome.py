@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from pydantic import ValidationError
 
-from controller.core.outcome import Evidence, classify
+from controller.core.outcome import BUILT_IN, CERTAIN, CONCLUSIONS, TABLE, Evidence, Rule, classify, rule_for, table
+from controller.settings import Settings, problems
 from schema.exit_codes import ExitCode
 from schema.states import Outcome, StopIntent
+from tests.builders import settings
 
 TIMEOUT = "Job attempt duration exceeded timeout"
 HOST = "Host EC2 (instance i-0abc) terminated."
@@ -72,6 +75,96 @@ CASES = {
         },
         Outcome.CONFIG_ERROR,
     ),
+    "start refused": (
+        {
+            "started": False,
+            "status_reason": "Task failed to start",
+            "container_reason": "Error response from daemon: pull access denied",
+        },
+        Outcome.CONFIG_ERROR,
+    ),
+    "disk full during the pull": (
+        {
+            "started": False,
+            "status_reason": "Task failed to start",
+            "container_reason": "CannotPullContainerError: write /var/lib/docker/tmp/x: no space left on device",
+        },
+        Outcome.START_FAILED,
+    ),
+    "pull took too long": (
+        {
+            "started": False,
+            "status_reason": "Task failed to start",
+            "container_reason": "CannotPullContainerError: context canceled",
+        },
+        Outcome.START_FAILED,
+    ),
+    "pull throttled by the registry": (
+        {"started": False, "container_reason": "CannotPullContainerError: toomanyrequests: Rate exceeded"},
+        Outcome.START_FAILED,
+    ),
+    "image missing": (
+        {"started": False, "container_reason": "CannotPullContainerError: manifest unknown: not found"},
+        Outcome.CONFIG_ERROR,
+    ),
+    "image of another platform": (
+        {
+            "started": False,
+            "container_reason": "CannotPullContainerError: image Manifest does not contain descriptor matching "
+            "platform 'linux/amd64'",
+        },
+        Outcome.CONFIG_ERROR,
+    ),
+    "command missing": (
+        {"started": False, "container_reason": 'CannotStartContainerError: exec: "x": executable file not found'},
+        Outcome.CONFIG_ERROR,
+    ),
+    "secret refused": (
+        {"started": False, "container_reason": "ResourceInitializationError: unable to pull secrets: AccessDenied"},
+        Outcome.CONFIG_ERROR,
+    ),
+    "log driver throttled": (
+        {
+            "started": False,
+            "container_reason": "CannotStartContainerError: failed to initialize logging driver: ThrottlingException",
+        },
+        Outcome.START_FAILED,
+    ),
+    "container not found after its end": (
+        {"container_reason": "CannotInspectContainerError: Could not inspect: container not found"},
+        Outcome.START_FAILED,
+    ),
+    "Docker does not answer": (
+        {"status_reason": "Task failed to start", "container_reason": "DockerTimeoutError: Could not transition"},
+        Outcome.START_FAILED,
+    ),
+    "no control group": (
+        {"started": False, "status_reason": "CgroupError: Agent could not create task's platform resources"},
+        Outcome.START_FAILED,
+    ),
+    "agent": ({"started": False, "status_reason": "AGENT"}, Outcome.START_FAILED),
+    "queue deleted": ({"started": False, "status_reason": "JobQueue deleted"}, Outcome.MISCONFIGURED),
+    "dependency failed": ({"started": False, "status_reason": "Dependent Job failed"}, Outcome.START_FAILED),
+    "a child failed": ({"status_reason": "Array Child Job failed"}, Outcome.HOST_LOST),
+    "dry without a word": (
+        {"started": False, "status_reason": "UNDETERMINED - Batch job is blocked, root cause is undetermined."},
+        Outcome.NO_CAPACITY,
+    ),
+    "role of the environment": (
+        {"started": False, "status_reason": "MISCONFIGURATION:SERVICE_ROLE_PERMISSIONS – no permission"},
+        Outcome.MISCONFIGURED,
+    ),
+    "environment invalid": (
+        {"started": False, "status_reason": "ACTION_REQUIRED - CE(s) associated with the job queue are invalid."},
+        Outcome.MISCONFIGURED,
+    ),
+    "SIGTERM before the worker listens": ({"status_reason": EXITED, "batch_exit_code": 143}, Outcome.INTERRUPTED),
+    "stopped by us, the intent is lost": (
+        {"status_reason": "reembed: cancel", "batch_exit_code": 137},
+        Outcome.INTERRUPTED,
+    ),
+    "137 on a lost host": ({"status_reason": HOST, "batch_exit_code": 137}, Outcome.SPOT_RECLAIMED),
+    "forgotten by Batch while it ran": ({"batch_status": "RUNNING"}, Outcome.LOST),
     "exit 0 without a commit": ({"batch_exit_code": 0, "status_reason": EXITED}, Outcome.NO_COMMIT),
     "SUCCEEDED without a code": ({"batch_status": "SUCCEEDED"}, Outcome.NO_COMMIT),
     "crash": ({"batch_exit_code": 1, "status_reason": EXITED}, Outcome.CRASHED),
@@ -99,3 +192,66 @@ def test_classify(name: str) -> None:
 def test_every_outcome_is_reached_or_named() -> None:
     reached = {expected for _, expected in CASES.values()}
     assert set(Outcome) == reached
+
+
+def test_every_row_of_the_table_decides_a_case() -> None:
+    decided = set()
+    for given, _ in CASES.values():
+        seen = {"committed": False, "started": True, "batch_status": "FAILED"} | given
+        decided.add(rule_for(Evidence(**seen)).name)
+    assert decided == {rule.name for rule in TABLE}
+
+
+OWN = Rule(name="lustre", outcome=Outcome.HOST_SICK, mentions=("mount failed",))
+
+
+def evidence(**given: object) -> Evidence:
+    return Evidence(**({"committed": False, "started": True, "batch_status": "FAILED"} | given))  # type: ignore[arg-type]
+
+
+def test_a_row_of_ones_own_comes_before_the_built_in_ones_and_after_our_own_facts() -> None:
+    mount = {"status_reason": EXITED, "container_reason": "Mount failed: x", "batch_exit_code": 1}
+    assert classify(evidence(**mount)) is Outcome.CRASHED
+    assert classify(evidence(**mount), table([OWN])) is Outcome.HOST_SICK
+    assert classify(evidence(**mount, committed=True), table([OWN])) is Outcome.SUCCEEDED
+    assert classify(evidence(**mount, stop_intent=StopIntent.CANCEL), table([OWN])) is Outcome.CANCELLED
+    assert table([OWN]) == (*CERTAIN, OWN, *BUILT_IN)
+
+
+def test_conditions_of_a_row_must_all_hold() -> None:
+    rule = Rule(name="x", outcome=Outcome.HOST_SICK, exit_codes=(7, 8), mentions=("nvml",), started=True)
+    assert rule.matches(evidence(batch_exit_code=8, container_reason="NVML gone"))
+    assert not rule.matches(evidence(batch_exit_code=9, container_reason="NVML gone"))
+    assert not rule.matches(evidence(batch_exit_code=8))
+    assert not rule.matches(evidence(batch_exit_code=8, container_reason="NVML gone", started=False))
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        (Rule(name="crash", outcome=Outcome.CRASHED, exit_codes=(3,)), "another of this name"),
+        (Rule(name="x", outcome=Outcome.SUCCEEDED, exit_codes=(3,)), "cannot conclude succeeded"),
+        (Rule(name="x", outcome=Outcome.CANCELLED, exit_codes=(3,)), "cannot conclude cancelled"),
+        (Rule(name="x", outcome=Outcome.CRASHED), "nearly everything"),
+        (Rule(name="x", outcome=Outcome.CRASHED, started=True), "nearly everything"),
+        (Rule(name="x", outcome=Outcome.CRASHED, mentions=("a", "")), "empty text"),
+    ],
+)
+def test_a_row_that_cannot_stand_is_refused(row: Rule, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        table([row])
+    with pytest.raises(ValueError, match="another of this name"):
+        table([OWN, OWN])
+    assert Outcome.INCOMPLETE not in CONCLUSIONS
+
+
+def test_the_settings_name_the_row_that_is_wrong() -> None:
+    row = {"name": "x", "outcome": "succeeded", "exit_codes": [3]}
+    with pytest.raises(ValidationError) as refused:
+        Settings.model_validate(settings() | {"outcomes": [row]})
+    assert problems(refused.value) == [
+        "outcomes: Value error, outcome rule 'x': a row cannot conclude succeeded; "
+        f"it may conclude {', '.join(sorted(CONCLUSIONS))}"
+    ]
+    taken = Settings.model_validate(settings() | {"outcomes": [row | {"outcome": "host_sick"}]})
+    assert classify(evidence(batch_exit_code=3), taken.outcome_table()) is Outcome.HOST_SICK

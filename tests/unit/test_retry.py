@@ -7,7 +7,18 @@ from datetime import timedelta
 import pytest
 
 from controller.core.records import Attempt
-from controller.core.retry import GiveUp, Limits, Retry, decide, must_finalise, suspects
+from controller.core.retry import (
+    GiveUp,
+    Limits,
+    Retry,
+    batch_size,
+    decide,
+    fetch_concurrency,
+    must_finalise,
+    needs_large_memory,
+    should_hold,
+    suspects,
+)
 from schema.plan import Figures
 from schema.states import OUTCOME_RULES, AttemptState, Budget, Outcome
 from tests.builders import NOW, attempt
@@ -80,3 +91,36 @@ def test_finalise_after_three_runs_without_progress_only() -> None:
     moving = ended(*[Outcome.INCOMPLETE] * 3, figures=Figures(ok=5))
     assert must_finalise(stuck)
     assert not must_finalise(moving)
+
+
+def test_out_of_memory_goes_to_a_smaller_batch_then_to_more_memory() -> None:
+    steps = [ended(*[Outcome.OUT_OF_MEMORY] * count) for count in range(4)]
+    assert [(batch_size(history), needs_large_memory(history)) for history in steps] == [
+        (None, False),
+        (32, False),
+        (16, True),
+        (8, True),
+    ]
+    assert batch_size(ended(*[Outcome.OUT_OF_MEMORY] * 99)) == 1
+
+
+def test_each_remainder_is_fetched_with_half_the_concurrency() -> None:
+    steps = [ended(*[Outcome.INCOMPLETE] * count) for count in (0, 1, 2, 20)]
+    assert [fetch_concurrency(history, 64) for history in steps] == [None, 32, 16, 1]
+
+
+def test_infrastructure_faults_never_eat_the_failure_budget() -> None:
+    rules = OUTCOME_RULES.items()
+    free = [o for o, rule in rules if rule.retry and rule.budget is not Budget.FAILURES]
+    assert {Outcome.SPOT_RECLAIMED, Outcome.HOST_LOST, Outcome.START_FAILED, Outcome.LOST} <= set(free)
+    for outcome in free:
+        assert isinstance(verdict(outcome, outcome, *[Outcome.CRASHED] * 3), Retry)
+
+
+def test_a_request_is_held_after_a_few_alike_and_in_a_row() -> None:
+    wrong, other = Outcome.CONFIG_ERROR, Outcome.SUCCEEDED
+    assert should_hold([wrong] * 3, LIMITS)
+    assert should_hold([wrong] * 3 + [other], LIMITS)
+    assert not should_hold([wrong] * 2, LIMITS)
+    assert not should_hold([wrong, other, wrong, wrong], LIMITS)
+    assert not should_hold([], LIMITS)
