@@ -1,17 +1,19 @@
 """`make coverage`: the share of each module's lines that runs in the running system, unit tests excluded.
 
-Runs `reembed local demo --chaos`, the end-to-end tests of `make test`, kills included, and the command line beside the
-system, with every process of theirs measured: controllers, stand-ins, and the workers that Batch starts. What a process
-ran just before it was killed is missing, so the figures are a lower bound. Fails when a module is below the bar and not
-among the exceptions.
+Runs `reembed local demo --chaos` in a terminal and the tests that kill, stop and misdirect real processes, with every
+process measured: controllers, stand-ins, and workers. A test's own process counts only for what is an operator's
+terminal there, the command line and the stack. What a process ran just before it was killed is missing, so the figures
+are a lower bound. Fails when a module is below the bar and not among the exceptions.
 """
 
 from __future__ import annotations
 
 import os
+import pty
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import coverage
@@ -19,12 +21,26 @@ import coverage
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("schema", "controller", "worker", "deploy")
 BAR_PERCENT = 70.0
+#: Of these a test's own process counts.
+TERMINAL = ("controller/cli.py", "controller/commands/*", "deploy/local/*.py")
+DEMO = ["-m", "controller.cli", "local", "demo", "--chaos"]
+TESTS = (
+    "tests/e2e",
+    "tests/conformance",
+    "tests/integration/test_cli_stack.py",
+    "tests/integration/test_cli_commands.py",
+    "tests/integration/test_local_cli.py",
+    "tests/integration/test_prepare.py",
+    "tests/integration/test_worker_faults.py",
+    "tests/integration/test_worker_infer.py",
+    "tests/integration/test_worker_ranks.py",
+)
 
 #: Engines and decoders end by SIGKILL when a shard is done, so what they ran is saved while they run.
 SAVE_SECONDS = 0.5
 MEASURE = """\
-import os, threading, time
-os.environ["COVERAGE_PROCESS_START"] = {settings!r}
+import os, sys, threading, time
+os.environ["COVERAGE_PROCESS_START"] = {terminal!r} if "pytest" in sys.orig_argv else {settings!r}
 import coverage
 measured = coverage.process_startup()
 
@@ -56,28 +72,34 @@ EXCEPTIONS: dict[str, str] = {
 def main() -> int:
     with tempfile.TemporaryDirectory() as directory:
         data = Path(directory) / "data"
-        environment = _measured(Path(directory), data)
-        failed = 0
-        for command in (
-            ["-m", "controller.cli", "local", "demo", "--chaos", "--state-dir", f"{directory}/state"],
-            ["-m", "pytest", "tests/e2e", "tests/integration/test_cli_stack.py", "-q", "-m", "not long"],
-        ):
-            ended = subprocess.run([sys.executable, *command], cwd=ROOT, env=environment, check=False)
-            if ended.returncode:
-                sys.stderr.write(f"{' '.join(command)} ended with {ended.returncode}\n")
-                failed = 1
-        return max(failed, _report(data, Path(directory)))
+        os.environ.update(_measuring(Path(directory), data))
+        os.chdir(ROOT)
+        demo = _in_a_terminal([sys.executable, *DEMO, "--state-dir", f"{directory}/state"])
+        tests = subprocess.run([sys.executable, "-m", "pytest", "-q", *TESTS], check=False).returncode
+        for name, code in (("the demo", demo), ("the tests", tests)):
+            if code:
+                sys.stderr.write(f"{name} ended with {code}\n")
+        return _report(data, Path(directory)) or demo or tests
 
 
-def _measured(directory: Path, data: Path) -> dict[str, str]:
-    """An environment in which every Python process measures itself, those with a cleared environment too."""
-    settings = directory / "coveragerc"
-    sources = "\n    ".join(str(ROOT / package) for package in PACKAGES)
-    settings.write_text(
-        f"[run]\nparallel = true\nsigterm = true\npatch = _exit\ndata_file = {data}\nsource =\n    {sources}\n"
-    )
-    (directory / "sitecustomize.py").write_text(MEASURE.format(settings=str(settings), seconds=SAVE_SECONDS))
-    return {**os.environ, "PYTHONPATH": f"{directory}{os.pathsep}{ROOT}"}
+def _in_a_terminal(command: list[str]) -> int:
+    """Exit code of a command that sees a terminal, whatever we see."""
+    return os.waitstatus_to_exitcode(pty.spawn(["env", "TERM=xterm", *command], stdin_read=lambda _: b""))
+
+
+def _measuring(directory: Path, data: Path) -> dict[str, str]:
+    """Variables that make every Python process measure itself, those with a cleared environment too."""
+    settings, terminal = directory / "coveragerc", directory / "coveragerc-terminal"
+    common = f"[run]\nparallel = true\nsigterm = true\npatch = _exit\ndata_file = {data}\n"
+    settings.write_text(common + _listed("source", (ROOT / package for package in PACKAGES)))
+    terminal.write_text(common + _listed("include", (ROOT / pattern for pattern in TERMINAL)))
+    measure = MEASURE.format(settings=str(settings), terminal=str(terminal), seconds=SAVE_SECONDS)
+    (directory / "sitecustomize.py").write_text(measure)
+    return {"PYTHONPATH": f"{directory}{os.pathsep}{ROOT}"}
+
+
+def _listed(name: str, paths: Iterable[Path]) -> str:
+    return f"{name} =\n" + "".join(f"    {path}\n" for path in paths)
 
 
 def _report(data: Path, directory: Path) -> int:

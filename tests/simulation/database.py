@@ -1,0 +1,290 @@
+"""The real Postgres behind gates: an engine whose connections park before each statement and each commit.
+
+Transactions of all loops and controllers are open side by side, but only one statement runs at a time. One that would
+have to wait for a lock is undone to a savepoint, parked until some transaction has ended, and run again: so the seed
+decides who gets the lock, and not the operating system. A crash ends the connections of its process in mid-transaction.
+After each transaction that wrote something, the rows it wrote are read back by their transaction id, so that every
+change can be checked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import asyncpg
+from sqlalchemy import Executable, Select, text
+from sqlalchemy.exc import DBAPIError, ResourceClosedError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+from controller.store import attempts, events, jobs, leases, measures, operations, queues, requests, shards, totals
+from controller.store.rows import Shape
+from tests.simulation.scheduler import ACTOR, Actor, Crashed, Process, Scheduler
+
+BEFORE, AFTER = "connection lost", "answer of the commit lost"
+LOCK_NOT_AVAILABLE = "55P03"
+#: Virtual; as the store's own lock_timeout.
+LOCK_SECONDS = 10.0
+_MODULES = (attempts, events, jobs, leases, measures, operations, queues, requests, shards, totals)
+_TXID = text("SELECT pg_current_xact_id_if_assigned()::text")
+_SAVEPOINT, _BACK, _RELEASE = text("SAVEPOINT s"), text("ROLLBACK TO SAVEPOINT s"), text("RELEASE SAVEPOINT s")
+SHAPES: Mapping[str, Shape[Any]] = {
+    "requests": requests.SHAPE,
+    "shards": shards.SHAPE,
+    "attempts": attempts.SHAPE,
+    "jobs": jobs.SHAPE,
+    "leases": leases.SHAPE,
+    "totals": totals.SHAPE,
+    "operations": operations.SHAPE,
+}
+
+
+def _names(modules: tuple[ModuleType, ...]) -> dict[int, str]:
+    return {
+        id(value): f"{module.__name__.rpartition('.')[2]}.{name}"
+        for module in modules
+        for name, value in vars(module).items()
+        if isinstance(value, Executable)
+    }
+
+
+_NAMED = _names(_MODULES)
+
+
+def statement_name(statement: Executable) -> str:
+    """The constant of the store that it is, or what it does to which table."""
+    known = _NAMED.get(id(statement))
+    if known is not None:
+        return known
+    table = getattr(statement, "table", None)
+    return f"{type(statement).__name__.upper()} {table}" if table is not None else type(statement).__name__.upper()
+
+
+@dataclass(frozen=True)
+class Written:
+    """The rows that one transaction wrote, as records, by table; some older ones may be among them, unchanged."""
+
+    actor: Actor
+    rows: Mapping[str, list[Any]]
+
+
+class Server:
+    """One database and one pool for many seeds; `attach` binds it to a scheduler."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self.engine: AsyncEngine = create_async_engine(
+            url,
+            pool_size=60,
+            max_overflow=0,
+            pool_use_lifo=True,
+            connect_args={"server_settings": {"jit": "off", "lock_timeout": "1"}},
+        )
+        self._monitor: asyncpg.Connection[Any] | None = None
+
+    async def open(self) -> None:
+        self._monitor = await asyncpg.connect(self._url.replace("+asyncpg", ""))
+        found = await self._monitor.fetch("SELECT tablename FROM pg_tables WHERE schemaname = 'public' ORDER BY 1")
+        self._tables = [row[0] for row in found if row[0] != "alembic_version"]
+        for kind in ("json", "jsonb"):
+            await self._monitor.set_type_codec(kind, schema="pg_catalog", encoder=json.dumps, decoder=json.loads)
+        self._reads = {name: await self._monitor.prepare(_select(name)) for name in SHAPES}
+
+    async def close(self) -> None:
+        assert self._monitor is not None
+        await self._monitor.close()
+        await self.engine.dispose()
+
+    def attach(self, scheduler: Scheduler, on_write: Callable[[Written], None]) -> Database:
+        database = Database(self, scheduler, on_write)
+        scheduler.database_settled = database.settled
+        return database
+
+    async def empty(self) -> None:
+        await self.monitor.execute(f"TRUNCATE {', '.join(self._tables)}")
+
+    @property
+    def monitor(self) -> asyncpg.Connection[Any]:
+        assert self._monitor is not None
+        return self._monitor
+
+    async def written(self, transaction_id: str, tables: Iterable[str]) -> dict[str, list[Any]]:
+        """Rows of this transaction and later ones: what ran under a savepoint has a later id of its own."""
+        found = {}
+        for name in sorted(tables):
+            rows = await self._reads[name].fetch(int(transaction_id))
+            if rows:
+                found[name] = [_record(name, dict(row)) for row in rows]
+        return found
+
+
+def _select(table: str) -> str:
+    columns = [column.name for column in SHAPES[table].columns] + (["value"] if table == "totals" else [])
+    return f"SELECT {', '.join(columns)} FROM {table} WHERE xmin::text::bigint >= $1"
+
+
+def _record(table: str, values: dict[str, Any]) -> Any:
+    """A record of the core; of a total the key and its value."""
+    value = values.pop("value", None)
+    record = SHAPES[table].read(SimpleNamespace(_mapping=values))  # type: ignore[arg-type]
+    return record if value is None else (record, value)
+
+
+class Database:
+    """One seed's view: which connections are in a transaction now, and whose."""
+
+    def __init__(self, server: Server, scheduler: Scheduler, on_write: Callable[[Written], None]) -> None:
+        self.server = server
+        self.scheduler = scheduler
+        #: Statements that wait for a lock.
+        self.waiting: list[asyncio.Future[None]] = []
+        self._on_write = on_write
+        self._open: dict[SimConnection, Process] = {}
+        self._inside = 0
+        self._left = asyncio.Event()
+        self._unread: list[tuple[Actor, str, set[str]]] = []
+
+    def connect(self) -> SimConnection:
+        """As AsyncEngine.connect: not started yet."""
+        return SimConnection(self, self.server.engine.connect())
+
+    async def settled(self) -> bool:
+        """Called when no task can go on by itself: True if nobody is inside Postgres either."""
+        if self._inside:
+            self._left.clear()
+            await self._left.wait()
+            return False
+        unread, self._unread = self._unread, []
+        for actor, transaction_id, tables in unread:
+            self._on_write(Written(actor, await self.server.written(transaction_id, tables)))
+        return True
+
+    async def inside(self, work: Awaitable[Any]) -> Any:
+        self._inside += 1
+        try:
+            return await work
+        finally:
+            self._inside -= 1
+            self._left.set()
+
+    def opened(self, connection: SimConnection, process: Process) -> None:
+        self._open[connection] = process
+
+    def ended(self, connection: SimConnection) -> None:
+        """Its locks are free: whoever waits may try again."""
+        if self._open.pop(connection, None) is not None:
+            for waiter in self.waiting:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+    def wrote(self, actor: Actor, transaction_id: str, tables: set[str]) -> None:
+        self._unread.append((actor, transaction_id, tables))
+
+    async def kill(self, process: Process) -> None:
+        """End the connections of a dead process, and wait until Postgres has rolled them back."""
+        mine = [connection for connection, owner in self._open.items() if owner is process]
+        for connection in mine:
+            connection.gone = True
+        for connection in mine:
+            await self.server.monitor.fetchval("SELECT pg_terminate_backend($1, 5000)", connection.pid)
+            self.ended(connection)
+            await connection.forget()
+
+
+class SimConnection:
+    """The part of AsyncConnection that the store uses."""
+
+    def __init__(self, database: Database, raw: AsyncConnection) -> None:
+        self._database = database
+        self._raw = raw
+        self.gone = False
+        self._begun = False
+        self._tables: set[str] = set()
+        self.pid = 0
+
+    async def start(self) -> None:
+        actor = ACTOR.get()
+        if actor.process.dead:
+            raise Crashed
+        await self._database.inside(self._raw.start())
+        raw = await self._raw.get_raw_connection()
+        self.pid = raw.driver_connection.get_server_pid()  # type: ignore[union-attr]
+        self._database.opened(self, actor.process)
+
+    async def execute(self, statement: Executable, values: Any = None) -> Any:
+        point = f"sql {statement_name(statement)}"
+        deadline = self._database.scheduler.time + LOCK_SECONDS
+        while True:
+            fault = await self._database.scheduler.gate(point)
+            self._check()
+            if fault is not None:
+                raise ConnectionResetError(fault)
+            try:
+                return await self._database.inside(self._attempt(statement, values))
+            except DBAPIError as error:
+                left = deadline - self._database.scheduler.time
+                if getattr(error.orig, "sqlstate", None) != LOCK_NOT_AVAILABLE or left <= 0:
+                    raise
+            await self._database.scheduler.sleep(left, self._database.waiting)
+
+    async def _attempt(self, statement: Executable, values: Any) -> Any:
+        """Run it; when a lock is taken, leave the transaction as it was before."""
+        if isinstance(statement, Select) and statement._for_update_arg is None:
+            result = await self._raw.execute(statement, values)
+            self._begun = True
+            return result
+        if self._begun:
+            await self._raw.execute(_SAVEPOINT)
+        try:
+            result = await self._raw.execute(statement, values)
+        except DBAPIError:
+            await (self._raw.execute(_BACK) if self._begun else self._raw.rollback())
+            raise
+        if self._begun:
+            await self._raw.execute(_RELEASE)
+        self._begun = True
+        self._tables |= {name for name in SHAPES if name in statement_name(statement)}
+        return result
+
+    async def commit(self) -> None:
+        fault = await self._database.scheduler.gate("sql commit")
+        self._check()
+        if fault == BEFORE:
+            raise ConnectionResetError(fault)
+        transaction_id = await self._database.inside(self._commit())
+        self._database.ended(self)
+        if transaction_id is not None:
+            self._database.wrote(ACTOR.get(), transaction_id, self._tables)
+        if fault == AFTER:
+            raise ConnectionResetError(fault)
+
+    async def _commit(self) -> str | None:
+        if not self._tables:
+            await self._raw.commit()
+            return None
+        transaction_id = (await self._raw.execute(_TXID)).scalar()
+        await self._raw.commit()
+        return transaction_id
+
+    async def close(self) -> None:
+        if self.gone:
+            return
+        self.gone = True
+        await self._database.inside(self._raw.close())
+        self._database.ended(self)
+
+    async def forget(self) -> None:
+        """The server has closed it."""
+        self.gone = True
+        with suppress(ResourceClosedError):
+            await self._raw.invalidate()
+            await self._raw.close()
+
+    def _check(self) -> None:
+        if self.gone or ACTOR.get().process.dead:
+            raise Crashed

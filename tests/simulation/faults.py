@@ -1,0 +1,218 @@
+"""What goes wrong in a seed: when, of which kind, for how long.
+
+Two ways to go wrong: a fault armed at gates (the next calls that match fail in a given way, or the process dies there),
+and a disturbance of a model for a while. Everything is drawn when the seed starts and ends at `END_SECONDS`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tests.simulation.database import AFTER, BEFORE
+from tests.simulation.scheduler import CRASH, Actor
+
+if TYPE_CHECKING:
+    from tests.simulation.run import Simulation
+
+BEGIN_SECONDS, END_SECONDS = 2.0, 180.0
+FAULTS = (14, 22)
+HOST = "Host EC2 (instance i-0abc) terminated."
+
+
+@dataclass
+class Armed:
+    """The next `left` gates that match get `fault`, each with `chance`."""
+
+    kind: str
+    matches: Callable[[Actor, str], bool]
+    fault: str
+    left: int
+    chance: float = 1.0
+
+
+@dataclass
+class Faults:
+    simulation: Simulation
+    fired: Counter[str] = field(default_factory=Counter)
+    last_fired: dict[str, float] = field(default_factory=dict)
+    _armed: list[Armed] = field(default_factory=list)
+    _over: bool = False
+
+    def plan(self) -> None:
+        """Draw the seed's faults and set their times."""
+        dice, scheduler = self.simulation.scheduler.dice, self.simulation.scheduler
+        kinds = sorted(KINDS)
+        chosen = dice.sample(kinds, min(len(kinds), dice.randint(*FAULTS)))
+        chosen += ["controller crash"] * dice.randint(1, 4)
+        for kind in chosen:
+            scheduler.later(dice.uniform(BEGIN_SECONDS, END_SECONDS * 0.9), lambda kind=kind: self._begin(kind))
+        scheduler.later(END_SECONDS, self._end)
+
+    def fire(self, kind: str) -> None:
+        self.fired[kind] += 1
+        self.last_fired[kind] = self.simulation.scheduler.time
+
+    def at(self, actor: Actor, point: str) -> str | None:
+        """What to do wrong at a gate."""
+        if actor.loop == "operator":
+            return None
+        for armed in self._armed:
+            if (
+                armed.left > 0
+                and armed.matches(actor, point)
+                and self.simulation.scheduler.dice.random() < armed.chance
+            ):
+                armed.left -= 1
+                self.fire(armed.kind)
+                return armed.fault
+        return None
+
+    def arm(self, kind: str, fault: str, prefix: str, *, left: int = 1, chance: float = 1.0) -> None:
+        self._armed.append(Armed(kind, lambda _actor, point: point.startswith(prefix), fault, left, chance))
+
+    def _begin(self, kind: str) -> None:
+        self.simulation.scheduler.note(f"FAULT {kind}")
+        KINDS[kind](self)
+
+    def _end(self) -> None:
+        self._over = True
+        self._armed.clear()
+        self.simulation.calm()
+        self.simulation.scheduler.note("FAULTS END")
+
+    def while_it_lasts(self, seconds: float, begin: Callable[[], None], end: Callable[[], None]) -> None:
+        begin()
+        self.simulation.scheduler.later(seconds, lambda: None if self._over else end())
+
+
+def _crash(faults: Faults) -> None:
+    faults.arm("controller crash", CRASH, "", chance=0.01)
+
+
+def _crash_in_submit(faults: Faults) -> None:
+    faults.arm("controller crash", CRASH, "batch submit")
+
+
+def _crash_at_commit(faults: Faults) -> None:
+    faults.arm("controller crash", CRASH, "sql commit", chance=0.2)
+
+
+def _freeze(faults: Faults) -> None:
+    simulation = faults.simulation
+    process = simulation.scheduler.dice.choice(simulation.living())
+    process.frozen_until = simulation.scheduler.time + simulation.scheduler.dice.uniform(10, 60)
+    faults.fire("controller paused")
+
+
+def _another(faults: Faults) -> None:
+    faults.simulation.start_controller()
+    faults.fire("another controller")
+
+
+def _gates(kind: str, fault: str, prefix: str, left: int, chance: float = 1.0) -> Callable[[Faults], None]:
+    return lambda faults: faults.arm(kind, fault, prefix, left=left, chance=chance)
+
+
+def _spot_storm(faults: Faults) -> None:
+    simulation = faults.simulation
+    for child in simulation.batch.running():
+        if child.job.spec.queue != "cpu" and simulation.scheduler.dice.random() < 0.7:
+            simulation.batch.kill(child, HOST, None)
+            faults.fire("spot storm")
+
+
+def _dry(faults: Faults) -> None:
+    simulation, capacity = faults.simulation, faults.simulation.batch.capacity
+    dice = simulation.scheduler.dice
+    queue = dice.choice(["g6e", "g6", "g5", "ondemand"])
+    slots, capacity[queue] = capacity[queue], 0
+    faults.fire("dry spell")
+    simulation.scheduler.later(dice.uniform(20, 120), lambda: capacity.__setitem__(queue, slots))
+
+
+def _kill_one(faults: Faults) -> None:
+    running = faults.simulation.batch.running()
+    if running:
+        faults.simulation.batch.kill(
+            faults.simulation.scheduler.dice.choice(running), "Essential container exited", 137
+        )
+        faults.fire("container killed")
+
+
+def _for_a_while(
+    kind: str, set_to: Callable[[Simulation], Callable[[], None]], seconds: float = 60.0
+) -> Callable[[Faults], None]:
+    """`set_to` disturbs, and gives what undoes it."""
+
+    def begin(faults: Faults) -> None:
+        undo = set_to(faults.simulation)
+        faults.fire(kind)
+        faults.simulation.scheduler.later(seconds, undo)
+
+    return begin
+
+
+def _attribute(
+    owner: Callable[[Simulation], object], name: str, value: float
+) -> Callable[[Simulation], Callable[[], None]]:
+    def disturb(simulation: Simulation) -> Callable[[], None]:
+        target = owner(simulation)
+        before = getattr(target, name)
+        setattr(target, name, value)
+        return lambda: setattr(target, name, before)
+
+    return disturb
+
+
+def _habit(name: str, share: float) -> Callable[[Faults], None]:
+    """The kind is counted when a container really does it."""
+    disturb = _attribute(lambda simulation: simulation.world.habits, name, share)
+
+    def begin(faults: Faults) -> None:
+        faults.simulation.scheduler.later(90.0, disturb(faults.simulation))
+
+    return begin
+
+
+def _queue(kind: str, queue: str, name: str, value: float) -> Callable[[Faults], None]:
+    return _for_a_while(kind, _attribute(lambda simulation: getattr(simulation, queue), name, value))
+
+
+KINDS: dict[str, Callable[[Faults], None]] = {
+    "controller crash": _crash,
+    "controller crash in SubmitJob": _crash_in_submit,
+    "controller crash at a commit": _crash_at_commit,
+    "controller paused": _freeze,
+    "another controller": _another,
+    "SubmitJob answer lost": _gates("SubmitJob answer lost", "answer lost", "batch submit", 2),
+    "SubmitJob not sent": _gates("SubmitJob not sent", "not sent", "batch submit", 2),
+    "Batch 429": _gates("Batch 429", "429", "batch ", 12),
+    "Batch 500": _gates("Batch 500", "500", "batch ", 8),
+    "S3 503": _gates("S3 503", "503", "s3 ", 10),
+    "S3 500": _gates("S3 500", "500", "s3 ", 5),
+    "SQS 503": _gates("SQS 503", "503", "sqs ", 12),
+    "Postgres connection lost": _gates("Postgres connection lost", BEFORE, "sql ", 8, 0.3),
+    "commit answer lost": _gates("commit answer lost", AFTER, "sql commit", 4, 0.3),
+    "ListJobs lags": _for_a_while("ListJobs lags", _attribute(lambda s: s.batch, "list_lag_seconds", 90.0)),
+    "jobs age out": _for_a_while("jobs age out", _attribute(lambda s: s.batch, "oblivion_seconds", 0.5)),
+    "spot storm": _spot_storm,
+    "dry spell": _dry,
+    "another dry spell": _dry,
+    "container killed": _kill_one,
+    "reports lost": _queue("reports lost", "reports", "dropped", 0.6),
+    "reports late": _queue("reports late", "reports", "latest_seconds", 60.0),
+    "reports doubled": _queue("reports doubled", "reports", "doubled", 0.7),
+    "events lost": _queue("events lost", "events", "dropped", 0.9),
+    "events late": _queue("events late", "events", "latest_seconds", 60.0),
+    "containers crash": _habit("crash", 0.2),
+    "containers are throttled": _habit("incomplete", 0.2),
+    "containers out of memory": _habit("out_of_memory", 0.15),
+    "hosts sick": _habit("host_sick", 0.3),
+    "containers end without a word": _habit("silent_end", 0.4),
+    "forged reports": _habit("forged", 0.2),
+    "bad markers": _habit("bad_marker", 0.1),
+    "S3 refuses commits": _habit("commit_fault", 0.5),
+}
