@@ -18,7 +18,7 @@ from controller.core.retry import should_hold
 from controller.loops.context import Context, log
 from controller.loops.events import announce
 from controller.ports import Transaction
-from schema.layout import Location, commit_key, plan_key
+from schema.layout import Location, chunk_key, commit_key, plan_key
 from schema.messages import MessageType
 from schema.plan import CommitMarker
 from schema.states import AttemptState, JobKind, Outcome, RequestState, ShardState, StopIntent
@@ -50,6 +50,8 @@ def _incoherent(marker: CommitMarker, request: Request, shard: Shard) -> str | N
         return "it names another request, shard or generation"
     if [chunk.chunk for chunk in marker.chunks] != list(range(shard.chunks)):
         return "its chunks are not exactly the shard's"
+    if any(chunk.key != chunk_key(shard.shard, chunk.chunk, chunk.sha256) for chunk in marker.chunks):
+        return "it names an object that is no finished chunk of the shard"
     if sum(chunk.rows for chunk in marker.chunks) != shard.assets or marker.ok + marker.bad != shard.assets:
         return f"its rows do not add up to the shard's {shard.assets} assets"
     return None
