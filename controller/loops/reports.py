@@ -52,7 +52,8 @@ class Reports:
     async def _take(self, report: WorkerReport, now: datetime) -> None:
         context = self._context
         async with context.store.transaction() as tx:
-            attempt = await tx.attempts.get(report.attempt_id)
+            # Locked: a report that loses a race against SubmitJob's answer would be taken for stale, and be gone.
+            attempt = await tx.attempts.get(report.attempt_id, lock=True)
             heard = None if attempt is None else transitions.heard(attempt, report, now)
             fresh = heard is not None and await tx.attempts.apply(heard)
             if fresh:

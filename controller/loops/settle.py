@@ -85,6 +85,10 @@ async def settle(context: Context, attempt_id: str) -> Outcome | None:
         # What an index job did was recorded with its report; without one it runs again, idempotently.
         done = attempt.worker_exit_code == 0
     async with context.store.transaction() as tx:
+        # Again, and locked: a report taken meanwhile has added its figures to the totals and may say how it ended.
+        attempt = await tx.attempts.get(attempt_id, lock=True)
+        if attempt is None or attempt.state is AttemptState.ENDED:
+            return None
         return await close_attempt(context, tx, attempt, marker=marker, done=done, now=context.clock.now())
 
 

@@ -21,7 +21,7 @@ from controller.ports import Ambiguous, Refused, SubmitSpec, Throttled, Transact
 from controller.settings import GpuQueue
 from schema.assignment import parse
 from schema.layout import assignment_key
-from schema.states import JobKind, RequestState, StopIntent
+from schema.states import AttemptState, JobKind, RequestState, StopIntent
 
 #: SubmitJob calls in flight at once; the adapter's rate budget sets the pace.
 CONCURRENCY = 8
@@ -160,7 +160,9 @@ class Submission:
             if not await tx.jobs.apply(transitions.never_submitted(job, reason, now)):
                 return False
             for attempt in await tx.attempts.of_job(job.id):
-                await self._end(tx, attempt, reason, intent, now)
+                # A worker of the job that nobody found may have reported its end already.
+                if attempt.state is not AttemptState.ENDED:
+                    await self._end(tx, attempt, reason, intent, now)
         log.warning("job_withdrawn", job_id=job.id, reason=reason)
         return True
 

@@ -21,10 +21,12 @@ from schema.plan import CommitMarker, Plan
 from schema.states import (
     ATTEMPT_MOVES,
     JOB_MOVES,
+    OUTCOME_RULES,
     REQUEST_MOVES,
     SHARD_MOVES,
     SHARD_TERMINAL,
     AttemptState,
+    Budget,
     JobKind,
     Outcome,
     RequestState,
@@ -177,7 +179,7 @@ class Checker:
         found = invariants.check(
             list(self.requests.values()), list(self.shards.values()), attempts, list(self.jobs.values())
         )
-        for problem in found + self._totals():
+        for problem in found + self._totals() + self._budgets(attempts):
             if problem not in self.violations:
                 self.fail(problem)
 
@@ -195,6 +197,16 @@ class Checker:
         )
         names = {key for key in expected | shown if round(expected[key]) != round(shown[key])}
         return [f"I9: {key} is {shown[key]:g}, the rows say {expected[key]}" for key in sorted(names)]
+
+    def _budgets(self, attempts: list[Attempt]) -> list[str]:
+        """I8: failures of the shard's own, over all outcomes of that budget."""
+        spent = Counter(
+            (a.request_id, a.shard, a.generation)
+            for a in attempts
+            if a.outcome is not None and OUTCOME_RULES[a.outcome].budget is Budget.FAILURES
+        )
+        over = [key for key, count in spent.items() if count > self.failures and key[1] is not None]
+        return [f"I8: shard {request}/{shard} failed {spent[request, shard, g]} times" for request, shard, g in over]
 
     def _figures(self, attempt: Attempt) -> Any:
         marker = self.world.markers.get(attempt.id)
@@ -223,6 +235,7 @@ class Checker:
             self.fail(f"report {report.seq} of attempt {attempt.id} is deleted before it is recorded")
 
     policy: Any = None
+    failures: int = 4
     rejects: Callable[[], list[str]] = list
 
     # -- the end -------------------------------------------------------------------------------------------

@@ -107,6 +107,7 @@ class Simulation:
         self.covered: Counter[tuple[str, str, str, str]] = Counter()
         self.checker = Checker(scheduler, self.world, self.settings.storage.control_bucket, self._moved)
         self.checker.batch, self.checker.policy = self.batch, self.settings.policy()
+        self.checker.failures = self.settings.retries.failures
         self.checker.rejects = lambda: self.rejects.sent
         self.incoming.before_delete = self.checker.before_request_delete
         self.reports.before_delete = self.checker.before_report_delete
