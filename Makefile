@@ -7,7 +7,7 @@ CHAOS ?= 0
 IMAGES ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long coverage lint types format lock clean
+.PHONY: help demo test test-long simulate-placement coverage lint types format lock clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -26,10 +26,13 @@ test: $(STAMP) ## lint, types, import rules and every test that takes less than 
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -m 'not long'
+	$(BIN)/python -m pytest -m 'not long and not chaos'
 
 test-long: $(STAMP) ## kills, chaos and the demo itself, minutes each
 	$(BIN)/python -m pytest -m long
+
+simulate-placement: $(STAMP) ## placement on capacity traces in virtual time, against bounds and baselines
+	@$(BIN)/python -m tests.placement
 
 coverage: $(STAMP) ## share of each module's lines that runs in the demo with faults and the kill tests
 	$(BIN)/python tests/run_coverage.py

@@ -32,6 +32,7 @@ from controller.core.records import (
     Shard,
     ShardCounts,
     TotalKey,
+    Waiting,
 )
 from schema.layout import Location
 from schema.states import JobKind, Outcome, RequestState, ShardState, StopIntent
@@ -314,8 +315,8 @@ class Attempts(Protocol):
         """Live, with a stop intent, never asked or asked before `again_before`."""
         ...
 
-    async def intend_stop_queue(self, queue: str, intent: StopIntent, limit: int) -> int:
-        """Every unstarted infer attempt of a queue without an intent; the number marked."""
+    async def intend_stop_queue(self, queue: str, intent: StopIntent, limit: int, request_id: str | None = None) -> int:
+        """Unstarted infer attempts of a queue (and request) without an intent, the newest first; the number marked."""
         ...
 
     async def intend_stop_request(self, request_id: str, intent: StopIntent) -> int:
@@ -324,6 +325,11 @@ class Attempts(Protocol):
 
     async def loads(self) -> Sequence[QueueLoad]:
         """Live infer attempts by queue; `last_started_at` also counts those that have ended."""
+        ...
+
+    async def waiting(self, limit: int) -> Sequence[Waiting]:
+        """Unstarted infer attempts without a stop intent by queue and request, those of urgent and old requests
+        first."""
         ...
 
     async def hear_again(self, since: datetime, now: datetime) -> int:
@@ -424,8 +430,9 @@ class Measures(Protocol):
         """Measured rate of one attempt by queue, from ended attempts with a marker."""
         ...
 
-    async def attempt_seconds(self, request_id: str) -> Mapping[tuple[str, str], float]:
-        """(queue, outcome or `running`) → seconds from start to end (or now-independent last contact)."""
+    async def attempt_seconds(self, request_id: str) -> Mapping[tuple[str, str | None, str], float]:
+        """(queue, compute environment if one was reported, outcome or `running`) → seconds from start to end (or
+        now-independent last contact)."""
         ...
 
     async def outcomes(self, request_id: str) -> Mapping[Outcome, int]:

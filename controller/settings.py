@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     JsonConfigSettingsSource,
@@ -21,6 +21,7 @@ from pydantic_settings import (
 
 from controller.core.admission import Policy, TenantPolicy
 from controller.core.outcome import Rule, table
+from controller.core.placement import Order, QueueSpec
 from controller.core.retry import Limits
 from schema.messages import MAX_BODY_BYTES
 from schema.states import Outcome
@@ -57,6 +58,13 @@ class Storage(Group):
     control_bucket: str = Field(description="plans, shard files and assignments; not the output")
 
 
+class Family(Group):
+    """One of several compute environments of a queue; the price of an attempt follows the one that it reports."""
+
+    gpu_memory_mib: int | None = Field(default=None, ge=1, description="of one GPU")
+    price_usd_per_hour: float = Field(gt=0, description="per attempt-hour in this environment")
+
+
 class GpuQueue(Group):
     """One Batch job queue that runs inference. The order of the list is the order of preference."""
 
@@ -74,6 +82,18 @@ class GpuQueue(Group):
         description="memory that a shard gets here once smaller batches did not help it; none: as `memory_mib`",
     )
     price_usd_per_hour: float = Field(default=1.0, gt=0, description="per attempt-hour, for forecasts")
+    gpu_memory_mib: int | None = Field(default=None, ge=1, description="of one GPU; of several families the smallest")
+    vcpus: int = Field(default=4, ge=1, description="of one attempt, against the quota; an .xlarge has 4")
+    quota: str = Field(
+        default="G and VT", description="name of the vCPU quota; AWS counts all G families together, spot apart"
+    )
+    families: dict[str, Family] = Field(default={}, description="by compute environment, where the queue has several")
+
+    def smallest_gpu_memory_mib(self) -> int | None:
+        """What a model may count on, whichever environment starts it."""
+        known = [family.gpu_memory_mib or self.gpu_memory_mib for family in self.families.values()]
+        sizes = [size for size in known or [self.gpu_memory_mib] if size is not None]
+        return min(sizes) if len(sizes) == max(1, len(known)) else None
 
 
 class Placement(Group):
@@ -88,6 +108,27 @@ class Placement(Group):
     cooldown_seconds: float = Field(default=600.0, description="first wait before a dry queue is probed; doubles")
     cooldown_max_seconds: float = Field(default=7200.0, description="cap of the doubling")
     probe_size: int = Field(default=2, ge=1, description="attempts of the canary that probes a dry queue")
+    stall_seconds: float = Field(
+        default=300.0,
+        description="a queue whose head waits longer is full: with capacity, an instance would be up by then",
+    )
+    order: Order = Field(
+        default=Order.LISTED,
+        description="which queue comes first: as listed, or by measured cost or speed once all of them are measured",
+    )
+    cost_spread: float = Field(
+        default=2.0, ge=1, description="`order: cost` leaves out queues so many times dearer than the cheapest able one"
+    )
+    quota_vcpus: dict[str, int] = Field(
+        default={},
+        description="vCPU quotas by name (`G and VT, spot`), if known; then what is free goes to the preferred queue",
+    )
+    model_gpu_memory_mib: dict[str, int] = Field(
+        default={}, description="GPU memory a model needs, by model; a queue with less never gets it"
+    )
+    speed_seconds: float = Field(
+        default=300.0, description="between looks at the measured speeds, which read many rows"
+    )
 
 
 class Retries(Group):
@@ -236,6 +277,38 @@ class Settings(FileFirst):
 
     def outcome_table(self) -> tuple[Rule, ...]:
         return table([row.rule() for row in self.outcomes])
+
+    @model_validator(mode="after")
+    def _memory_is_known(self) -> Settings:
+        """A model with a need can only be kept off small cards if every queue says what it has."""
+        unknown = [queue.name for queue in self.gpu_queues if queue.smallest_gpu_memory_mib() is None]
+        if self.placement.model_gpu_memory_mib and unknown:
+            raise ValueError(
+                f"gpu_memory_mib is missing for {', '.join(unknown)}: placement.model_gpu_memory_mib is set"
+            )
+        return self
+
+    def queue_specs(self) -> list[QueueSpec]:
+        """The GPU queues as placement sees them."""
+        return [
+            QueueSpec(
+                name=queue.name,
+                max_live=queue.max_live,
+                backlog=queue.backlog,
+                price_usd_per_hour=queue.price_usd_per_hour,
+                on_demand=queue.on_demand,
+                multi_node=queue.multi_node_job_definition is not None,
+                gpu_memory_mib=queue.smallest_gpu_memory_mib(),
+                quota=f"{queue.quota}, {'on-demand' if queue.on_demand else 'spot'}",
+                vcpus=queue.vcpus,
+            )
+            for queue in self.gpu_queues
+        ]
+
+    def prices_usd_per_hour(self) -> dict[str, float]:
+        """By queue, and by compute environment where a queue has several."""
+        families = {name: family.price_usd_per_hour for q in self.gpu_queues for name, family in q.families.items()}
+        return families | {queue.name: queue.price_usd_per_hour for queue in self.gpu_queues}
 
     def policy(self) -> Policy:
         """What admission may let in; ValueError when an allow-list entry is not an S3 URI."""

@@ -24,14 +24,12 @@ class Deployment:
 
     policy: Policy
     gpu_queues: tuple[GpuQueue, ...]
+    prices_usd_per_hour: Mapping[str, float]
+    """By queue, and by compute environment where a queue has several."""
 
     @classmethod
     def of(cls, settings: Settings) -> Deployment:
-        return cls(settings.policy(), tuple(settings.gpu_queues))
-
-    @property
-    def prices_usd_per_hour(self) -> Mapping[str, float]:
-        return {queue.name: queue.price_usd_per_hour for queue in self.gpu_queues}
+        return cls(settings.policy(), tuple(settings.gpu_queues), settings.prices_usd_per_hour())
 
 
 @dataclass(frozen=True, kw_only=True)

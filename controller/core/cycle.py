@@ -1,66 +1,153 @@
 """One dispatch cycle: aggregates and a bounded page in, decisions out.
 
-1. Look at every queue's load and move its circuit.
-2. A queue that ran dry gives back what it has not started, if another queue can take it.
-3. Count the room of each queue.
-4. Place the page of due shards, preferred queue first.
+1. Look at every queue's load and move its circuit; a quota that is dry as a whole counts as one.
+2. Count the room of each queue, within the caps and the quotas.
+3. Place the page of due shards, preferred queue first; the last of the work where it ends soonest.
+4. What waits in a dry or full queue goes back if another queue can take it.
 5. Cut the placed shards into array jobs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 
+from controller.core.backlogs import Lane, give_back, shares, surplus, withdraw
 from controller.core.batching import batches
+from controller.core.circuits import after_a_wall, next_circuit
 from controller.core.decisions import Decision, KeepQueue, StopUnstarted
-from controller.core.placement import CircuitLimits, QueueSpec, next_circuit, place, room
-from controller.core.records import Circuit, QueueLoad, QueueState, Request, Shard
+from controller.core.placement import Choice, PlacementLimits, QueueSpec, depth, place, room
+from controller.core.quotas import at_the_wall, groups, within_quotas
+from controller.core.records import Circuit, QueueLoad, QueueState, Request, Shard, Waiting
 from schema.states import StopIntent
 
 
 @dataclass(frozen=True, kw_only=True)
 class Situation:
-    """What one cycle sees; `shards` is a page, in the order they shall be served."""
+    """What one cycle sees; `shards` is a page, in the order they shall be served.
+
+    `requests` holds those of the page and of `waiting`. `page_full`: more shards are due than the page holds.
+    `speeds` (assets per second of one attempt by model and queue) and `quota_vcpus` are what is known of them.
+    """
 
     queues: Sequence[QueueSpec]
     states: Mapping[str, QueueState]
     loads: Mapping[str, QueueLoad]
     shards: Sequence[Shard]
     requests: Mapping[str, Request]
-    circuit_limits: CircuitLimits
+    limits: PlacementLimits
     array_max: int
     jitter: float
+    waiting: Sequence[Waiting] = ()
+    page_full: bool = False
+    frozen: bool = False
+    needs_mib: Mapping[str, int] = field(default_factory=dict[str, int])
+    quota_vcpus: Mapping[str, int] = field(default_factory=dict[str, int])
+    speeds: Mapping[str, Mapping[str, float]] = field(default_factory=dict[str, Mapping[str, float]])
 
 
 def plan(seen: Situation, now: datetime) -> list[Decision]:
-    decisions: list[Decision] = []
-    states: dict[str, QueueState] = {}
     loads = {spec.name: seen.loads.get(spec.name, QueueLoad(name=spec.name)) for spec in seen.queues}
 
     # 1. circuits
-    for spec in seen.queues:
-        before = seen.states.get(spec.name, QueueState(name=spec.name))
-        states[spec.name] = next_circuit(before, loads[spec.name], now, seen.circuit_limits, seen.jitter)
-        if states[spec.name] != before:
-            decisions.append(KeepQueue(state=states[spec.name]))
+    states, decisions = _circuits(seen, loads, now)
 
-    # 2. fall back
-    takers = {name for name, state in states.items() if state.circuit is Circuit.CLOSED and not state.paused}
-    for name, state in states.items():
-        waiting = loads[name].submitting + loads[name].queued
-        if state.paused and waiting:
-            decisions.append(StopUnstarted(queue=name, intent=StopIntent.PAUSE))
-        elif state.circuit is Circuit.OPEN and waiting and takers - {name}:
-            decisions.append(StopUnstarted(queue=name, intent=StopIntent.FALL_BACK))
+    # 2. room
+    rooms = {spec.name: room(spec, states[spec.name], loads[spec.name], seen.limits) for spec in seen.queues}
+    rooms = within_quotas(rooms, seen.queues, loads, seen.quota_vcpus, seen.limits.stall_seconds, now)
 
-    # 3. room
-    rooms = {spec.name: room(spec, states[spec.name], loads[spec.name], seen.circuit_limits) for spec in seen.queues}
+    # 3. place
+    orders = _orders(seen, states)
+    wishes, over = _last_of_the_work(seen, states, loads, rooms, now)
+    placed = [] if seen.frozen else place(seen.shards, orders, rooms, wishes)
 
-    # 4. place
-    placed = place(seen.shards, seen.requests, seen.queues, rooms)
+    # 4. give back
+    if not seen.frozen:
+        decisions += _give_back(seen, states, loads, rooms, orders, over)
 
     # 5. jobs
     decisions += batches(placed, dict(seen.requests), seen.array_max)
     return decisions
+
+
+def _circuits(
+    seen: Situation, loads: Mapping[str, QueueLoad], now: datetime
+) -> tuple[dict[str, QueueState], list[Decision]]:
+    before = {spec.name: seen.states.get(spec.name, QueueState(name=spec.name)) for spec in seen.queues}
+    states = {name: next_circuit(state, loads[name], now, seen.limits, seen.jitter) for name, state in before.items()}
+    together = [[spec.name for spec in group if not before[spec.name].paused] for group in groups(seen.queues)]
+    states = after_a_wall(together, before, states, now)
+    return states, [KeepQueue(state=state) for name, state in states.items() if state != before[name]]
+
+
+def _orders(seen: Situation, states: Mapping[str, QueueState]) -> dict[str, Sequence[QueueSpec]]:
+    choice = Choice(
+        queues=seen.queues,
+        order=seen.limits.order,
+        cost_spread=seen.limits.cost_spread,
+        needs_mib=seen.needs_mib,
+        speeds=seen.speeds,
+    )
+    dry = frozenset(name for name, state in states.items() if state.circuit is not Circuit.CLOSED or state.paused)
+    return {request.id: choice.of(request, dry) for request in seen.requests.values()}
+
+
+def _last_of_the_work(
+    seen: Situation,
+    states: Mapping[str, QueueState],
+    loads: Mapping[str, QueueLoad],
+    rooms: Mapping[str, int],
+    now: datetime,
+) -> tuple[dict[str, int], dict[str, int]]:
+    """When all that is due has room: (what each queue should get of it, what a queue should give to the others)."""
+    stranded = any(state.circuit is not Circuit.CLOSED and loads[name].waiting for name, state in states.items())
+    moving = stranded or any(load.running for load in loads.values())
+    if seen.page_full or len(seen.shards) > sum(rooms.values()) or not moving:
+        return {}, {}
+    lanes = [
+        _lane(seen, states[spec.name], loads[spec.name], now) for spec in seen.queues if not states[spec.name].paused
+    ]
+    wanted = shares(lanes, sum(lane.waiting for lane in lanes) + len(seen.shards))
+    if not wanted:
+        return {}, {}
+    return {lane.name: max(0, wanted[lane.name] - lane.waiting) for lane in lanes}, surplus(lanes, wanted)
+
+
+def _lane(seen: Situation, state: QueueState, load: QueueLoad, now: datetime) -> Lane:
+    """A queue that has started nothing yet may still start all it was just given; an idle one is good for a few."""
+    stall = timedelta(seconds=seen.limits.stall_seconds)
+    fresh = load.oldest_queued_at is None or now - load.oldest_queued_at < stall
+    slots = load.running
+    if not slots and state.circuit is Circuit.CLOSED and fresh:
+        slots = max(load.waiting, seen.limits.probe_size)
+    speeds = [by_queue[load.name] for by_queue in seen.speeds.values() if load.name in by_queue]
+    seconds = len(speeds) / sum(speeds) if speeds and sum(speeds) > 0 else 1.0
+    return Lane(name=load.name, slots=slots, seconds=seconds, waiting=load.waiting)
+
+
+def _give_back(
+    seen: Situation,
+    states: Mapping[str, QueueState],
+    loads: Mapping[str, QueueLoad],
+    rooms: Mapping[str, int],
+    orders: Mapping[str, Sequence[QueueSpec]],
+    over: Mapping[str, int],
+) -> list[StopUnstarted]:
+    paused = [name for name, state in states.items() if state.paused and loads[name].waiting > 0]
+    stops = [StopUnstarted(queue=name, intent=StopIntent.PAUSE) for name in paused]
+    surpluses = dict(over)
+    for spec in seen.queues:
+        state, load = states[spec.name], loads[spec.name]
+        if not state.paused and state.circuit is not Circuit.HALF_OPEN:
+            excess = load.waiting - depth(spec, state, load, seen.limits)
+            surpluses[spec.name] = max(excess, surpluses.get(spec.name, 0))
+    held_back = {
+        spec.name: loads[spec.name].waiting - seen.limits.probe_size
+        for spec in at_the_wall(seen.queues, states, seen.quota_vcpus)
+        if not states[spec.name].paused
+    }
+    stops += withdraw(held_back, seen.waiting)
+    surpluses = {name: count for name, count in surpluses.items() if name not in held_back}
+    takers = {name: count for name, count in rooms.items() if states[name].circuit is Circuit.CLOSED}
+    return stops + give_back(surpluses, takers, seen.waiting, orders)

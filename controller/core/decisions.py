@@ -21,10 +21,14 @@ class StartAttempts:
 
 @dataclass(frozen=True, kw_only=True)
 class StopUnstarted:
-    """Store the intent for every attempt of the queue that has not started."""
+    """Store the intent for attempts of the queue that have not started, the newest first."""
 
     queue: str
     intent: StopIntent
+    request_id: str | None = None
+    """Of this request only."""
+    attempts: int | None = None
+    """At most so many; None: all."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,24 +1,34 @@
-"""Which queue next. Capacity is a circuit per queue, never per shard.
+"""Which queue next: what a queue can hold, in which order queues are tried, and where each shard goes.
 
-Batch gives a capacity reason only to the head of a queue, and sometimes none, so a circuit opens on either sign: a
-CAPACITY reason that stands for its dwell, or waiting attempts of which none starts. It never opens on first sight.
-After a cool-down with jitter a small probe goes out (half open); one start closes the circuit, a probe that waits
-as long as the others did opens it again for twice as long. Running work never moves.
+A shard goes to the first queue of its order that fits and has room; when that one is full the backlog overflows to
+the next. The order is the settings' (or the request's) own, or that of price, or that of speed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from dataclasses import dataclass
+from enum import StrEnum
 
+from controller.core.circuits import CircuitLimits
 from controller.core.records import Circuit, QueueLoad, QueueState, Request, Shard
 from schema.states import Outcome
 
 
+class Order(StrEnum):
+    """Which of the queues with room comes first."""
+
+    LISTED = "listed"
+    COST = "cost"
+    SPEED = "speed"
+
+
 @dataclass(frozen=True, kw_only=True)
 class QueueSpec:
-    """What the settings say of a queue; the order of a sequence of them is the order of preference."""
+    """What the settings say of a queue; the order of a sequence of them is the order of preference.
+
+    `gpu_memory_mib` is that of its smallest family. Queues with one `quota` share `quota_vcpus`.
+    """
 
     name: str
     max_live: int
@@ -26,107 +36,109 @@ class QueueSpec:
     price_usd_per_hour: float
     on_demand: bool = False
     multi_node: bool = False
+    gpu_memory_mib: int | None = None
+    quota: str = ""
+    vcpus: int = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class CircuitLimits:
-    """From settings.Placement; seconds."""
+class PlacementLimits(CircuitLimits):
+    """From settings.Placement."""
 
-    start_seconds: float
-    reason_dwell_seconds: float
-    cooldown_seconds: float
-    cooldown_max_seconds: float
-    probe_size: int
+    stall_seconds: float
+    order: Order = Order.LISTED
+    cost_spread: float = 2.0
 
 
-_CAPACITY_REASONS = ("CAPACITY:", "UNDETERMINED")
+def depth(spec: QueueSpec, state: QueueState, load: QueueLoad, limits: PlacementLimits) -> int:
+    """How many attempts may wait in the queue, so that there is always one for an instance that comes up.
 
-
-def next_circuit(state: QueueState, load: QueueLoad, now: datetime, limits: CircuitLimits, jitter: float) -> QueueState:
-    """The queue's state after looking at its load; unchanged when nothing is to say."""
-    changed = state.circuit_changed_at
-    started_since = load.last_started_at is not None and (changed is None or load.last_started_at > changed)
-    if state.circuit is Circuit.CLOSED:
-        return _opened(state, now, limits, jitter) if _is_dry(state, load, now, limits) else state
-    if started_since:
-        return replace(state, circuit=Circuit.CLOSED, circuit_changed_at=now, retry_at=None, cooldown_seconds=0.0)
-    if state.circuit is Circuit.OPEN:
-        due = state.retry_at is not None and now >= state.retry_at
-        return replace(state, circuit=Circuit.HALF_OPEN, circuit_changed_at=now) if due else state
-    return _opened(state, now, limits, jitter) if _is_dry(state, load, now, limits) else state
-
-
-def _is_dry(state: QueueState, load: QueueLoad, now: datetime, limits: CircuitLimits) -> bool:
-    if not load.queued or load.oldest_queued_at is None:
-        return False
-    patience = timedelta(seconds=limits.start_seconds)
-    signs = [load.oldest_queued_at, load.last_started_at, load.last_busy_at, state.circuit_changed_at]
-    last_progress = max(filter(None, signs))
-    # While something runs, its end frees room: only a reason may call such a queue dry.
-    if not load.running and now - last_progress >= patience:
-        return True
-    if state.blocked_reason is None or state.blocked_since is None:
-        return False
-    stands = now - state.blocked_since >= timedelta(seconds=limits.reason_dwell_seconds)
-    started_after = load.last_started_at is not None and load.last_started_at > state.blocked_since
-    return stands and not started_after and state.blocked_reason.startswith(_CAPACITY_REASONS)
-
-
-def _opened(state: QueueState, now: datetime, limits: CircuitLimits, jitter: float) -> QueueState:
-    doubled = state.cooldown_seconds * 2 if state.cooldown_seconds else limits.cooldown_seconds
-    cooldown = min(doubled, limits.cooldown_max_seconds)
-    retry_at = now + timedelta(seconds=cooldown * (0.75 + jitter / 2))
-    return replace(
-        state,
-        circuit=Circuit.OPEN,
-        circuit_changed_at=now,
-        retry_at=retry_at,
-        cooldown_seconds=cooldown,
-        blocked_reason=None,
-        blocked_since=None,
-    )
-
-
-def room(spec: QueueSpec, state: QueueState, load: QueueLoad, limits: CircuitLimits) -> int:
-    """How many attempts the queue takes now. A queue's backlog stays shallow so that a dry spell strands little."""
-    if state.paused or state.circuit is Circuit.OPEN:
+    The backlog stays shallow so that a dry spell strands little, but not in proportion to what runs: capacity that
+    comes back, or grows twentyfold, must find enough to do.
+    """
+    if state.paused:
         return 0
-    waiting = load.submitting + load.queued
-    if state.circuit is Circuit.HALF_OPEN:
-        return max(0, limits.probe_size - waiting)
-    return max(0, min(spec.max_live - waiting - load.running, spec.backlog - waiting))
+    if state.circuit is not Circuit.CLOSED:
+        return min(spec.backlog, limits.probe_size + load.running)
+    return spec.backlog
+
+
+def room(spec: QueueSpec, state: QueueState, load: QueueLoad, limits: PlacementLimits) -> int:
+    """How many more attempts the queue takes now; nothing new while its circuit is open."""
+    sent = load.submitting + load.queued
+    if state.circuit is Circuit.OPEN and not load.running:
+        return 0
+    return max(0, min(spec.max_live - sent - load.running, depth(spec, state, load, limits) - sent))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """Which queues a request may use, in which order. `speeds`: assets per second by model and queue, as measured;
+    `needs_mib`: GPU memory by model."""
+
+    queues: Sequence[QueueSpec]
+    order: Order = Order.LISTED
+    cost_spread: float = 2.0
+    needs_mib: Mapping[str, int] | None = None
+    speeds: Mapping[str, Mapping[str, float]] | None = None
+
+    def of(self, request: Request, open_queues: frozenset[str] = frozenset()) -> list[QueueSpec]:
+        """In order; `open_queues` are those without capacity now."""
+        usable = [queue for queue in self.queues if self._fits(request, queue)]
+        if request.queues is not None:
+            by_name = {queue.name: queue for queue in usable}
+            usable = [by_name[name] for name in request.queues if name in by_name]
+        speeds = (self.speeds or {}).get(request.model, {})
+        if self.order is Order.LISTED or any(queue.name not in speeds for queue in usable):
+            return usable
+        if self.order is Order.SPEED:
+            return sorted(usable, key=lambda queue: -speeds[queue.name])
+        return self._cheapest_first(usable, speeds, open_queues)
+
+    def _fits(self, request: Request, queue: QueueSpec) -> bool:
+        if request.multi_node and not queue.multi_node:
+            return False
+        need = (self.needs_mib or {}).get(request.model)
+        return need is None or (queue.gpu_memory_mib is not None and need <= queue.gpu_memory_mib)
+
+    def _cheapest_first(
+        self, usable: Sequence[QueueSpec], speeds: Mapping[str, float], open_queues: frozenset[str]
+    ) -> list[QueueSpec]:
+        """By price per asset; one that is far dearer than the cheapest with capacity is not worth its haste."""
+        price = {queue.name: queue.price_usd_per_hour / speeds[queue.name] for queue in usable}
+        able = [price[queue.name] for queue in usable if queue.name not in open_queues]
+        limit = min(able, default=float("inf")) * self.cost_spread
+        return sorted((q for q in usable if price[q.name] <= limit), key=lambda queue: price[queue.name])
 
 
 def place(
     shards: Sequence[Shard],
-    requests: Mapping[str, Request],
-    queues: Sequence[QueueSpec],
+    orders: Mapping[str, Sequence[QueueSpec]],
     rooms: Mapping[str, int],
+    wishes: Mapping[str, int] | None = None,
 ) -> list[tuple[str, Shard]]:
-    """A queue for each shard that fits, in the order given: the first allowed one with room.
+    """A queue for each shard that fits, in the order given: the first one of its request's `orders` with room.
 
-    A shard that a queue reclaimed twice running goes elsewhere if anything else is open.
+    `wishes` are rooms to fill first, whatever the order. A shard whose host was sick or lost goes elsewhere if
+    anything else has room.
     """
-    left = dict(rooms)
+    left, wished = dict(rooms), dict(wishes or {})
+    total = sum(left.values())
     placed: list[tuple[str, Shard]] = []
     for shard in shards:
-        request = requests[shard.request_id]
-        choices = [q for q in _allowed(request, queues) if left.get(q.name, 0) > 0]
-        elsewhere = [q for q in choices if not _avoid(shard, q)]
-        for queue in (elsewhere or choices)[:1]:
-            left[queue.name] -= 1
-            placed.append((queue.name, shard))
+        if total <= 0:
+            break
+        choices = [queue.name for queue in orders[shard.request_id] if left.get(queue.name, 0) > 0]
+        first = [name for name in choices if wished.get(name, 0) > 0]
+        elsewhere = [name for name in first or choices if not _avoid(shard, name)]
+        for name in (elsewhere or choices)[:1]:
+            left[name] -= 1
+            total -= 1
+            wished[name] = wished.get(name, 0) - 1
+            placed.append((name, shard))
     return placed
 
 
-def _allowed(request: Request, queues: Sequence[QueueSpec]) -> list[QueueSpec]:
-    usable = [q for q in queues if q.multi_node or not request.multi_node]
-    if request.queues is None:
-        return usable
-    by_name = {q.name: q for q in usable}
-    return [by_name[name] for name in request.queues if name in by_name]
-
-
-def _avoid(shard: Shard, queue: QueueSpec) -> bool:
+def _avoid(shard: Shard, queue: str) -> bool:
     unlucky = shard.last_outcome in (Outcome.HOST_SICK, Outcome.HOST_LOST, Outcome.MISCONFIGURED)
-    return unlucky and shard.last_queue == queue.name
+    return unlucky and shard.last_queue == queue

@@ -35,14 +35,19 @@ class Summary:
 def summarise(
     request: Request,
     counts: ShardCounts,
-    attempt_seconds: Mapping[tuple[str, str], float],
+    attempt_seconds: Mapping[tuple[str, str | None, str], float],
     prices_usd_per_hour: Mapping[str, float],
     now: datetime,
 ) -> Summary:
-    """`attempt_seconds`: (queue, outcome or `running`) → seconds, as Measures.attempt_seconds gives them."""
+    """`attempt_seconds`: (queue, compute environment, outcome or `running`) → seconds, as Measures gives them. The
+    price is that of the environment if it has one of its own, else the queue's."""
     low, middle, high = _eta(request, counts, now)
-    costs = {key: seconds / 3600 * prices_usd_per_hour.get(key[0], 0.0) for key, seconds in attempt_seconds.items()}
-    wasted = sum(cost for (_, outcome), cost in costs.items() if outcome not in (Outcome.SUCCEEDED, "running"))
+    prices = prices_usd_per_hour
+    costs = {
+        key: seconds / 3600 * prices.get(key[1] or key[0], prices.get(key[0], 0.0))
+        for key, seconds in attempt_seconds.items()
+    }
+    wasted = sum(cost for (_, _, outcome), cost in costs.items() if outcome not in (Outcome.SUCCEEDED, "running"))
     return Summary(
         assets=request.assets,
         done=counts.assets_done,

@@ -191,8 +191,24 @@ class QueueLoad:
     running: int = 0
     oldest_queued_at: datetime | None = None
     last_started_at: datetime | None = None
+    stopping: int = 0
+    """Of those submitting and queued, how many are meant to stop."""
     last_busy_at: datetime | None = None
     """When the leader last saw something run there; not from rows."""
+
+    @property
+    def waiting(self) -> int:
+        """Sent, not started, and not on its way back."""
+        return self.submitting + self.queued - self.stopping
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waiting:
+    """Unstarted attempts of one request in one queue that nobody has asked to stop."""
+
+    queue: str
+    request_id: str
+    attempts: int
 
 
 class OperationKind(StrEnum):

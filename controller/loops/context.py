@@ -12,7 +12,7 @@ import structlog
 from controller.core.admission import Policy
 from controller.core.jobs import Identity, Terms
 from controller.core.outcome import Rule
-from controller.core.placement import CircuitLimits, QueueSpec
+from controller.core.placement import PlacementLimits, QueueSpec
 from controller.core.retry import Limits
 from controller.ports import Batch, Clock, Entropy, Inbox, ObjectStore, Outbox, Recorder, Store
 from controller.settings import GpuQueue, Settings
@@ -64,8 +64,8 @@ class Context:
         return self.settings.outcome_table()
 
     @property
-    def circuit_limits(self) -> CircuitLimits:
-        return CircuitLimits(**self.settings.placement.model_dump(exclude={"array_max"}))
+    def placement_limits(self) -> PlacementLimits:
+        return PlacementLimits(**self.settings.placement.model_dump(include=set(PlacementLimits.__dataclass_fields__)))
 
     @property
     def gpu_queues(self) -> Mapping[str, GpuQueue]:
@@ -73,17 +73,7 @@ class Context:
 
     @property
     def queue_specs(self) -> list[QueueSpec]:
-        return [
-            QueueSpec(
-                name=queue.name,
-                max_live=queue.max_live,
-                backlog=queue.backlog,
-                price_usd_per_hour=queue.price_usd_per_hour,
-                on_demand=queue.on_demand,
-                multi_node=queue.multi_node_job_definition is not None,
-            )
-            for queue in self.settings.gpu_queues
-        ]
+        return self.settings.queue_specs()
 
     @property
     def terms(self) -> Terms:
@@ -104,4 +94,4 @@ class Context:
 
     @property
     def prices_usd_per_hour(self) -> Mapping[str, float]:
-        return {queue.name: queue.price_usd_per_hour for queue in self.settings.gpu_queues}
+        return self.settings.prices_usd_per_hour()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from controller.core import cycle, transitions
 from controller.core.decisions import KeepQueue, StartAttempts, StopUnstarted
@@ -23,6 +23,9 @@ from controller.loops.submit import Submission
 from controller.ports import Transaction
 from schema.states import AttemptState, RequestState
 
+#: Speeds are measured over so long.
+RATE_WINDOW = timedelta(days=30)
+
 
 class Dispatch:
     name = "dispatch"
@@ -32,6 +35,8 @@ class Dispatch:
         self._leadership = leadership
         self._submission = Submission(context, leadership)
         self._busy_at: dict[str, datetime] = {}
+        self._speeds: dict[str, Mapping[str, float]] = {}
+        self._speeds_until: dict[str, float] = {}
 
     async def step(self, now: datetime) -> Outcome:
         if await self._leadership.hold(now) is None:
@@ -51,7 +56,9 @@ class Dispatch:
         context = self._context
         async with context.store.transaction() as tx:
             shards = await tx.shards.due(context.clock.now(), context.settings.loops.page)
-            found = [await tx.requests.get(name) for name in sorted({shard.request_id for shard in shards})]
+            waiting = await tx.attempts.waiting(context.settings.loops.page)
+            names = {shard.request_id for shard in shards} | {held.request_id for held in waiting}
+            found = [await tx.requests.get(name) for name in sorted(names)]
             states = await tx.queues.all()
             loads = {load.name: self._remember_busy(load) for load in await tx.attempts.loads()}
         requests = {request.id: request for request in found if request is not None}
@@ -61,10 +68,27 @@ class Dispatch:
             loads=loads,
             shards=await self._without_commits(shards, requests),
             requests=requests,
-            circuit_limits=context.circuit_limits,
+            limits=context.placement_limits,
+            waiting=waiting,
+            page_full=len(shards) == context.settings.loops.page,
+            needs_mib=context.settings.placement.model_gpu_memory_mib,
+            quota_vcpus=context.settings.placement.quota_vcpus,
+            speeds=await self._measured({request.model for request in requests.values()}),
             array_max=context.settings.placement.array_max,
             jitter=context.entropy.uniform(),
         )
+
+    async def _measured(self, models: set[str]) -> Mapping[str, Mapping[str, float]]:
+        """Speeds by model and queue; they change slowly and read many rows, so they are kept for a while."""
+        context = self._context
+        now, keep = context.clock.monotonic(), context.settings.placement.speed_seconds
+        for model in sorted(models):
+            if now < self._speeds_until.get(model, now):
+                continue
+            async with context.store.transaction() as tx:
+                self._speeds[model] = await tx.measures.assets_per_second(model, context.clock.now() - RATE_WINDOW)
+            self._speeds_until[model] = now + keep
+        return {model: self._speeds[model] for model in models}
 
     def _remember_busy(self, load: QueueLoad) -> QueueLoad:
         """A queue whose last attempt has just ended is not dry: the next one needs a moment to start."""
@@ -142,7 +166,8 @@ class Dispatch:
                 log.warning("circuit", queue=decision.state.name, circuit=decision.state.circuit.value)
                 context.recorder.count("circuit_changes", queue=decision.state.name, to=decision.state.circuit.value)
                 return
-            stopped = await tx.attempts.intend_stop_queue(decision.queue, decision.intent, context.settings.loops.page)
+            limit = min(decision.attempts or context.settings.loops.page, context.settings.loops.page)
+            stopped = await tx.attempts.intend_stop_queue(decision.queue, decision.intent, limit, decision.request_id)
         if stopped:
             log.warning("falling_back", queue=decision.queue, attempts=stopped, intent=decision.intent.value)
 

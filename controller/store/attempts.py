@@ -11,13 +11,13 @@ from sqlalchemy import CTE, ColumnElement, and_, func, or_, select, update
 from sqlalchemy.dialects.postgresql import insert
 
 from controller.core.changes import AttemptChange
-from controller.core.records import Attempt, QueueLoad
+from controller.core.records import Attempt, QueueLoad, Waiting
 from controller.store.connection import Connection
 from controller.store.rows import Shape
 from controller.store.sql import LIMIT, NOW, among, claim, fixed, number, text, time, words
 from schema.plan import Figures
 from schema.states import AttemptState, JobKind, Outcome, StopIntent
-from schema.tables import attempts, jobs, queues
+from schema.tables import attempts, jobs, queues, requests
 
 SHAPE = Shape(
     Attempt,
@@ -95,13 +95,21 @@ STOPS_WANTED = (
 
 _QUEUE_UNSTARTED = (
     select(attempts.c.id)
-    .where(_LIVE, _INFER, _UNSTARTED, attempts.c.queue == text("of_queue"), attempts.c.stop_intent.is_(None))
-    .order_by(*_BY_AGE)
+    .where(
+        _LIVE,
+        _INFER,
+        _UNSTARTED,
+        attempts.c.queue == text("of_queue"),
+        or_(text("only_request").is_(None), attempts.c.request_id == text("only_request")),
+        attempts.c.stop_intent.is_(None),
+    )
+    .order_by(attempts.c.created_at.desc(), attempts.c.id.desc())
     .limit(LIMIT)
     .with_for_update(skip_locked=True)
     .cte("picked")
 )
-#: Mark what a queue has not started. One that reports just now is skipped: it may be starting.
+#: Mark what a queue has not started, the newest first: the head is what starts next. One that reports just now is
+#: skipped: it may be starting.
 INTEND_STOP_QUEUE = update(attempts).where(attempts.c.id == _QUEUE_UNSTARTED.c.id).values(stop_intent=text("intent"))
 _REQUEST_UNSTARTED = _locked(_OF_REQUEST, _INFER, _UNSTARTED, attempts.c.stop_intent.is_(None))
 #: Mark what a request has not started, unless it is marked already.
@@ -121,6 +129,7 @@ _LOADED = (
         func.count().filter(attempts.c.state == fixed(AttemptState.SUBMITTING)).label("submitting"),
         func.count().filter(attempts.c.state == fixed(AttemptState.QUEUED)).label("queued"),
         func.count().filter(attempts.c.state == fixed(AttemptState.RUNNING)).label("running"),
+        func.count().filter(_UNSTARTED, attempts.c.stop_intent.is_not(None)).label("stopping"),
         func.min(func.coalesce(attempts.c.queued_at, attempts.c.created_at))
         .filter(attempts.c.state == fixed(AttemptState.QUEUED))
         .label("oldest_queued_at"),
@@ -138,11 +147,22 @@ LOADS = (
         func.coalesce(_LOADED.c.submitting, 0).label("submitting"),
         func.coalesce(_LOADED.c.queued, 0).label("queued"),
         func.coalesce(_LOADED.c.running, 0).label("running"),
+        func.coalesce(_LOADED.c.stopping, 0).label("stopping"),
         _LOADED.c.oldest_queued_at,
         _LAST_START.label("last_started_at"),
     )
     .select_from(_KNOWN.outerjoin(_LOADED, _LOADED.c.name == _KNOWN.c.name))
     .order_by(_KNOWN.c.name)
+)
+_HELD = func.count().label("attempts")
+#: What waits where, by request: the urgent and the old ones first, as they are served.
+WAITING = (
+    select(attempts.c.queue, attempts.c.request_id, _HELD)
+    .join(requests, requests.c.id == attempts.c.request_id)
+    .where(_LIVE, _INFER, _UNSTARTED, attempts.c.stop_intent.is_(None))
+    .group_by(attempts.c.queue, attempts.c.request_id, requests.c.priority, requests.c.created_at)
+    .order_by(requests.c.priority.desc(), requests.c.created_at, attempts.c.request_id, attempts.c.queue)
+    .limit(LIMIT)
 )
 _SILENT = _locked(attempts.c.last_contact_at < time("since"))
 #: We could not hear; let the silence of every attempt begin now.
@@ -205,8 +225,10 @@ class SqlAttempts:
     async def stops_wanted(self, now: datetime, again_before: datetime, limit: int) -> Sequence[Attempt]:
         return await self._read(STOPS_WANTED, again_before=again_before, limit=limit)
 
-    async def intend_stop_queue(self, queue: str, intent: StopIntent, limit: int) -> int:
-        return await self._connection.changed(INTEND_STOP_QUEUE, of_queue=queue, intent=intent.value, limit=limit)
+    async def intend_stop_queue(self, queue: str, intent: StopIntent, limit: int, request_id: str | None = None) -> int:
+        return await self._connection.changed(
+            INTEND_STOP_QUEUE, of_queue=queue, only_request=request_id, intent=intent.value, limit=limit
+        )
 
     async def intend_stop_request(self, request_id: str, intent: StopIntent) -> int:
         statement = INTEND_CANCEL if intent is StopIntent.CANCEL else INTEND_STOP_UNSTARTED
@@ -214,6 +236,9 @@ class SqlAttempts:
 
     async def loads(self) -> Sequence[QueueLoad]:
         return [QueueLoad(**row._mapping) for row in await self._connection.rows(LOADS)]
+
+    async def waiting(self, limit: int) -> Sequence[Waiting]:
+        return [Waiting(**row._mapping) for row in await self._connection.rows(WAITING, limit=limit)]
 
     async def hear_again(self, since: datetime, now: datetime) -> int:
         return await self._connection.changed(HEAR_AGAIN, since=since, now=now)

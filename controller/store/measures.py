@@ -47,16 +47,17 @@ _VERDICT = func.coalesce(attempts.c.outcome, "running")
 _TIME_SPENT = func.extract(
     "epoch", func.coalesce(attempts.c.ended_at, attempts.c.last_contact_at) - attempts.c.started_at
 )
-#: Seconds that a request's started attempts took so far, by queue and how they ended.
+#: Seconds that a request's started attempts took so far, by queue, compute environment and how they ended.
 ATTEMPT_SECONDS = (
     select(
         attempts.c.queue,
+        attempts.c.compute_environment,
         _VERDICT.label("verdict"),
         func.sum(func.greatest(_TIME_SPENT, 0)).label("seconds"),
     )
     .where(attempts.c.request_id == text("request_id"), attempts.c.started_at.is_not(None))
-    .group_by(attempts.c.queue, _VERDICT)
-    .order_by(attempts.c.queue, _VERDICT)
+    .group_by(attempts.c.queue, attempts.c.compute_environment, _VERDICT)
+    .order_by(attempts.c.queue, attempts.c.compute_environment, _VERDICT)
 )
 #: How the GPU attempts of a request ended.
 OUTCOMES = (
@@ -93,9 +94,9 @@ class SqlMeasures:
         rows = await self._connection.rows(ASSETS_PER_SECOND, model=model, since=since)
         return {row.queue: float(row.rate) for row in rows if row.rate is not None}
 
-    async def attempt_seconds(self, request_id: str) -> Mapping[tuple[str, str], float]:
+    async def attempt_seconds(self, request_id: str) -> Mapping[tuple[str, str | None, str], float]:
         rows = await self._connection.rows(ATTEMPT_SECONDS, request_id=request_id)
-        return {(row.queue, row.verdict): float(row.seconds) for row in rows}
+        return {(row.queue, row.compute_environment, row.verdict): float(row.seconds) for row in rows}
 
     async def outcomes(self, request_id: str) -> Mapping[Outcome, int]:
         rows = await self._connection.rows(OUTCOMES, request_id=request_id)

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy.exc import IntegrityError
 
 from controller.core.changes import AttemptChange
-from controller.core.records import Attempt, QueueLoad, QueueState
+from controller.core.records import Attempt, QueueLoad, QueueState, Waiting
 from controller.core.transitions import missed, queued, stop_wanted
 from controller.store import PostgresStore
 from schema.plan import Figures
@@ -267,7 +267,23 @@ async def test_a_queue_gives_back_what_it_has_not_started(store: PostgresStore) 
         assert await tx.attempts.intend_stop_queue("g6e", StopIntent.PAUSE, 9) == 0
         intents = {found.id: found.stop_intent for found in await tx.attempts.of_job("j-1")}
     fall_back, supersede, pause = StopIntent.FALL_BACK, StopIntent.SUPERSEDE, StopIntent.PAUSE
-    assert list(intents.values()) == [fall_back, fall_back, supersede, None, None, None, pause]
+    # The newest first, and of one time the last: what has waited longest stays at the head.
+    assert list(intents.values()) == [pause, fall_back, supersede, None, None, None, fall_back]
+
+
+async def test_a_stop_may_be_of_one_request_only(store: PostgresStore) -> None:
+    waiting: dict[str, Any] = {"state": AttemptState.QUEUED, "started_at": None}
+    await fill_with(store, attempt(0, **waiting), attempt(1, **waiting), attempt(2), attempt(3, queue="g5", **waiting))
+    async with store.transaction() as tx:
+        assert await tx.attempts.waiting(9) == [
+            Waiting(queue="g5", request_id="r-1", attempts=1),
+            Waiting(queue="g6e", request_id="r-1", attempts=2),
+        ]
+        assert await tx.attempts.intend_stop_queue("g6e", StopIntent.FALL_BACK, 9, "r-2") == 0
+        assert await tx.attempts.intend_stop_queue("g6e", StopIntent.FALL_BACK, 1, "r-1") == 1
+        assert await tx.attempts.waiting(1) == [Waiting(queue="g5", request_id="r-1", attempts=1)]
+        loads = {load.name: load for load in await tx.attempts.loads()}
+    assert (loads["g6e"].queued, loads["g6e"].stopping, loads["g6e"].waiting) == (2, 1, 1)
 
 
 @pytest.mark.parametrize(

@@ -67,11 +67,11 @@ async def test_the_rate_of_a_model_is_all_assets_over_all_seconds(filled: Postgr
 async def test_seconds_by_queue_and_verdict(filled: PostgresStore) -> None:
     async with filled.transaction() as tx:
         assert await tx.measures.attempt_seconds("r-1") == {
-            ("cpu", "succeeded"): 20.0,
-            ("g5", "succeeded"): 10.0,
-            ("g6e", "crashed"): 50.0,
-            ("g6e", "running"): 30.0,
-            ("g6e", "succeeded"): 401.0,
+            ("cpu", None, "succeeded"): 20.0,
+            ("g5", None, "succeeded"): 10.0,
+            ("g6e", None, "crashed"): 50.0,
+            ("g6e", None, "running"): 30.0,
+            ("g6e", None, "succeeded"): 401.0,
         }
         assert await tx.measures.attempt_seconds("r-9") == {}
 

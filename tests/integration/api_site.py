@@ -72,7 +72,7 @@ def application(store: Store, queue: Queue, *, health: FakeHealth | None = None,
         submit=queue.put,
         health=health or FakeHealth(),
         metrics=Metrics(version="1", queues=["g6e"]),
-        deployment=Deployment(POLICY, QUEUES),
+        deployment=Deployment(POLICY, QUEUES, {queue.name: queue.price_usd_per_hour for queue in QUEUES}),
         token=token,
         version="1",
     )

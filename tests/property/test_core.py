@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from controller.core import transitions
 from controller.core.batching import batches, spread
 from controller.core.outcome import Evidence, classify
-from controller.core.placement import QueueSpec, place
+from controller.core.placement import Choice, QueueSpec, place
 from controller.core.progress import figure_deltas
 from controller.core.retry import GiveUp, Limits, Retry, decide
 from schema.plan import Figures
@@ -72,7 +72,7 @@ def test_spread_is_a_permutation_with_neighbours_apart(count: int) -> None:
 @given(st.integers(0, 50), st.dictionaries(st.sampled_from(["g6e", "g6", "g5"]), st.integers(0, 20)))
 def test_placement_never_exceeds_a_room_nor_leaves_one_idle(count: int, rooms: dict[str, int]) -> None:
     queues = [QueueSpec(name=name, max_live=99, backlog=99, price_usd_per_hour=1) for name in ("g6e", "g6", "g5")]
-    placed = place([shard(i) for i in range(count)], {"r-1": request()}, queues, rooms)
+    placed = place([shard(i) for i in range(count)], {"r-1": Choice(queues=queues).of(request())}, rooms)
     used = {name: sum(q == name for q, _ in placed) for name in rooms}
     assert all(used[name] <= rooms[name] for name in rooms)
     assert len(placed) == min(count, sum(rooms.values()))
