@@ -13,7 +13,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from controller import version
-from controller.commands import database, request, serve, shard
+from controller.commands import database, freeze, request, serve, shard
 from controller.commands.doctor import doctor
 from controller.commands.exits import MEANINGS
 from controller.commands.extras import Root
@@ -37,6 +37,8 @@ app.add_typer(shard.attempts, name="attempt")
 app.add_typer(shard.operations, name="operation")
 app.add_typer(shard.queues, name="queue")
 app.add_typer(database.app, name="db")
+app.command("freeze")(freeze.freeze)
+app.command("unfreeze")(freeze.unfreeze)
 app.command("doctor")(doctor)
 app.add_typer(serve.app, name="controller")
 

@@ -22,6 +22,7 @@ from controller.core.changes import AttemptChange, JobChange, RequestChange, Sha
 from controller.core.facts import JobView
 from controller.core.records import (
     Attempt,
+    Freeze,
     Job,
     Lease,
     Operation,
@@ -377,6 +378,12 @@ class Queues(Protocol):
     async def note_blocked(self, name: str, reason: str | None, now: datetime) -> None:
         """Remember the head-of-queue reason; `blocked_since` keeps its first time while the reason stays."""
         ...
+
+    async def freeze(self) -> Freeze:
+        """As it stands now; not frozen when nobody ever did."""
+        ...
+
+    async def put_freeze(self, freeze: Freeze) -> None: ...
 
 
 class Events(Protocol):

@@ -237,6 +237,16 @@ queues = Table(
     Column("paused", Boolean, nullable=False, server_default="false"),
 )
 
+freezes = Table(
+    "freezes",
+    metadata,
+    Column("name", Text, primary_key=True, comment="what is frozen; submissions"),
+    Column("frozen", Boolean, nullable=False),
+    Column("actor", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+    _time("changed_at", null=False),
+)
+
 outbox = Table(
     "outbox",
     metadata,

@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import Response
 
-from controller.api import attempts, page, problems, requests, shards, submission
+from controller.api import attempts, freeze, page, problems, requests, shards, submission
 from controller.api.auth import Gate, check_bind
 from controller.api.health import Health
 from controller.api.health import router as health_routes
@@ -57,6 +57,7 @@ def create_app(
     app.include_router(requests.router)
     app.include_router(shards.router)
     app.include_router(attempts.router)
+    app.include_router(freeze.router)
 
     @app.get("/metrics", tags=["health"], summary="Metrics in Prometheus' text format", response_class=Response)
     async def exposition() -> Response:

@@ -200,6 +200,15 @@ class EventView(View):
     body: Mapping[str, Any]
 
 
+class FreezeView(View):
+    """Whether every submission is stopped."""
+
+    frozen: bool
+    actor: str = Field(description="who changed it last; empty: nobody ever did")
+    reason: str
+    changed_at: datetime | None
+
+
 class QueueView(View):
     """A GPU queue: configuration, circuit and load."""
 

@@ -89,7 +89,7 @@ class Choice:
             by_name = {queue.name: queue for queue in usable}
             usable = [by_name[name] for name in request.queues if name in by_name]
         speeds = (self.speeds or {}).get(request.model, {})
-        if self.order is Order.LISTED or any(queue.name not in speeds for queue in usable):
+        if self.order is Order.LISTED or any(speeds.get(queue.name, 0.0) <= 0 for queue in usable):
             return usable
         if self.order is Order.SPEED:
             return sorted(usable, key=lambda queue: -speeds[queue.name])

@@ -211,6 +211,21 @@ class Waiting:
     attempts: int
 
 
+#: The one thing that can be frozen.
+SUBMISSIONS = "submissions"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Freeze:
+    """Whether every submission is stopped, in every replica, and who did it when and why."""
+
+    name: str = SUBMISSIONS
+    frozen: bool = False
+    actor: str = ""
+    reason: str = ""
+    changed_at: datetime | None = None
+
+
 class OperationKind(StrEnum):
     """What an operator may ask for."""
 

@@ -60,6 +60,7 @@ class Dispatch:
             names = {shard.request_id for shard in shards} | {held.request_id for held in waiting}
             found = [await tx.requests.get(name) for name in sorted(names)]
             states = await tx.queues.all()
+            freeze = await tx.queues.freeze()
             loads = {load.name: self._remember_busy(load) for load in await tx.attempts.loads()}
         requests = {request.id: request for request in found if request is not None}
         return cycle.Situation(
@@ -70,6 +71,7 @@ class Dispatch:
             requests=requests,
             limits=context.placement_limits,
             waiting=waiting,
+            frozen=freeze.frozen,
             page_full=len(shards) == context.settings.loops.page,
             needs_mib=context.settings.placement.model_gpu_memory_mib,
             quota_vcpus=context.settings.placement.quota_vcpus,

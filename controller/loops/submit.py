@@ -67,6 +67,9 @@ class Submission:
             if not await tx.jobs.apply(transitions.submit_started(job, now, lease.epoch)):
                 return False
         await context.objects.put(location, parse_and_dump(job))
+        if await self._is_frozen():
+            await self._not_started(job)
+            return False
         self._leadership.check()
         try:
             batch_job_id = await context.batch.submit(self._spec(job, request, location.uri))
@@ -111,6 +114,11 @@ class Submission:
                 "reembed:model": request.model,
             },
         )
+
+    async def _is_frozen(self) -> bool:
+        """Read just before each call, so that a freeze holds in every replica at once."""
+        async with self._context.store.transaction() as tx:
+            return (await tx.queues.freeze()).frozen
 
     async def _record(self, job: Job, batch_job_id: str, *, adopted: bool) -> None:
         """The id is a fact whoever leads now, so this write is guarded by the job's state alone."""

@@ -1,4 +1,4 @@
-"""Queues: what is remembered of each between cycles."""
+"""Queues: what is remembered of each between cycles; and the freeze of all submissions."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from datetime import datetime
 from sqlalchemy import select
 from sqlalchemy.dialects.postgresql import insert
 
-from controller.core.records import Circuit, QueueState
+from controller.core.records import SUBMISSIONS, Circuit, Freeze, QueueState
 from controller.store.connection import Connection
 from controller.store.rows import Shape
-from schema.tables import queues
+from controller.store.sql import text
+from schema.tables import freezes, queues
 
 SHAPE = Shape(QueueState, queues, circuit=Circuit)
 
@@ -32,6 +33,17 @@ NOTE_BLOCKED = _NOTE.on_conflict_do_update(
 )
 
 
+FREEZE_SHAPE = Shape(Freeze, freezes)
+#: Whether submissions are frozen.
+FREEZE = select(*FREEZE_SHAPE.columns).where(freezes.c.name == text("name"))
+_FROZEN = insert(freezes)
+#: The freeze as it shall be.
+PUT_FREEZE = _FROZEN.on_conflict_do_update(
+    index_elements=[freezes.c.name],
+    set_={column.name: _FROZEN.excluded[column.name] for column in FREEZE_SHAPE.columns if column.name != "name"},
+)
+
+
 class SqlQueues:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -46,3 +58,9 @@ class SqlQueues:
     async def note_blocked(self, name: str, reason: str | None, now: datetime) -> None:
         since = None if reason is None else now
         await self._connection.changed(NOTE_BLOCKED, name=name, blocked_reason=reason, blocked_since=since)
+
+    async def freeze(self) -> Freeze:
+        return FREEZE_SHAPE.read_one(await self._connection.row(FREEZE, name=SUBMISSIONS)) or Freeze()
+
+    async def put_freeze(self, freeze: Freeze) -> None:
+        await self._connection.changed(PUT_FREEZE, **FREEZE_SHAPE.write(freeze))
