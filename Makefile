@@ -7,7 +7,7 @@ CHAOS ?= 0
 IMAGES ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-long simulate-placement coverage lint types format lock clean
+.PHONY: help demo chaos test test-long simulate-placement coverage lint types format lock clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -33,6 +33,9 @@ test-long: $(STAMP) ## kills, chaos and the demo itself, minutes each
 
 simulate-placement: $(STAMP) ## placement on capacity traces in virtual time, against bounds and baselines
 	@$(BIN)/python -m tests.placement
+
+chaos: $(STAMP) ## SIGKILL at every crash point, outages, a restored database; ends with one JSON line
+	@$(BIN)/python -m tests.chaos -q
 
 coverage: $(STAMP) ## share of each module's lines that runs in the demo with faults and the kill tests
 	$(BIN)/python tests/run_coverage.py

@@ -64,6 +64,7 @@ class BatchTuning(BaseModel):
     start_delay_seconds: float = Field(5.0, ge=0, description="Batch seconds in STARTING.")
     blocked_after_seconds: float = Field(60.0, ge=0, description="Batch seconds until a stuck head has a reason.")
     list_lag_seconds: float = Field(5.0, ge=0, description="Batch seconds until ListJobs by name knows a new job.")
+    worker_module: str = Field("worker.main", description="What a container runs; tests wrap it.")
     faults_in_events: bool = Field(True, description="Late, doubled and reordered events, as EventBridge may.")
 
 
@@ -94,7 +95,7 @@ def stand_in_config(
         compute_environments=tuple(environments),
         queues=tuple(JobQueueConfig(name=queue, compute_environments=(queue,)) for queue in Queue),
         job_definitions=tuple(_definitions(tuning, index_database_url)),
-        images={WORKER_IMAGE: (sys.executable, "-m", "worker.main")},
+        images={WORKER_IMAGE: (sys.executable, "-m", tuning.worker_module)},
         base_environment=dict(worker_environment),
         working_directory=working_directory,
         stop_grace_seconds=REAL_STOP_GRACE_SECONDS / tuning.time_scale,

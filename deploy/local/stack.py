@@ -54,6 +54,7 @@ class Stack:
         tuning: BatchTuning | None = None,
         settings: Mapping[str, str] | None = None,
         worker_settings: Mapping[str, str] | None = None,
+        controller_module: str = "controller.main",
     ) -> None:
         """`settings` and `worker_settings` are further environment variables and win over ours."""
         self.directory = state_directory.resolve()
@@ -62,6 +63,7 @@ class Stack:
         self.postgres = PostgresCluster(self.directory / "postgres", log_path=self.logs / "postgres.log")
         self.ministack = Ministack(self.directory / "ministack", log_path=self.logs / "ministack.log")
         self.controllers: dict[str, Process] = {}
+        self._controller_module = controller_module
         self._settings = dict(settings or {})
         self._worker_settings = dict(worker_settings or {})
         self._queue_urls: dict[QueueName, str] = {}
@@ -139,7 +141,7 @@ class Stack:
         own = {"REEMBED_REPLICA": name, "REEMBED_API__PORT": str(port)}
         process = Process(
             f"controller-{name}",
-            [sys.executable, "-m", "controller.main"],
+            [sys.executable, "-m", self._controller_module],
             log_path=self.logs / f"controller-{name}.log",
             env={**inherited(), **self.environment(), **own, **settings},
         )

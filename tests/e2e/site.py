@@ -166,16 +166,21 @@ class Run:
         final = ("succeeded", "failed", "cancelled", "attention")
         eventually(lambda: self.state in final, f"the end of {self.id}: {self.state}")
         assert self.state == "succeeded", self.site.rows("SELECT reason FROM requests WHERE id = %(id)s", id=self.id)
+        output = self.output()
+        assert self.jobs_without_row() == set()
+        assert self.live_attempts() == 0
+        violations = asyncio.run(self.violations())
+        assert violations == [], violations
+        return output
+
+    def output(self) -> Output:
+        """The output as a reader finds it: each asset once, each shard committed once."""
         [(manifest_uri,)] = self.site.rows("SELECT manifest_uri FROM requests WHERE id = %(id)s", id=self.id)
         output = read_output(self.site.s3, manifest_uri)
         assert output.not_exactly_once(self.site.keys) == set()
         assert {key for key, status in output.statuses.items() if status != "ok"} == BAD
         assert set(self.commits(manifest_uri)) == set(range(SHARDS))
         assert set(self.commits(manifest_uri).values()) == {1}, "a shard was committed twice"
-        assert self.jobs_without_row() == set()
-        assert self.live_attempts() == 0
-        violations = asyncio.run(self.violations())
-        assert violations == [], violations
         return output
 
     def commits(self, manifest_uri: str) -> Mapping[int, int]:
