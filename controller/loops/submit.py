@@ -68,8 +68,7 @@ class Submission:
                 return False
         await context.objects.put(location, parse_and_dump(job))
         if await self._is_frozen():
-            await self._not_started(job)
-            return False
+            return await self._put_off(job)
         self._leadership.check()
         try:
             batch_job_id = await context.batch.submit(self._spec(job, request, location.uri))
@@ -114,6 +113,10 @@ class Submission:
                 "reembed:model": request.model,
             },
         )
+
+    async def _put_off(self, job: Job) -> bool:
+        await self._not_started(job)
+        return False
 
     async def _is_frozen(self) -> bool:
         """Read just before each call, so that a freeze holds in every replica at once."""
