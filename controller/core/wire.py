@@ -118,6 +118,28 @@ def _first_oddity(document: object) -> Reject | None:
     return None
 
 
+def storable(document: object) -> bool:
+    """Whether rows can hold every value of a report: texts that UTF-8 and Postgres take, finite numbers, and integers
+    of 32 bits; figures, which are added up, not below 0 and of 53 bits."""
+    stack: list[object] = [document]
+    while stack:
+        value = stack.pop()
+        if _oddity(value) is not None or (isinstance(value, int) and not -(2**31) <= value < 2**31):
+            return False
+        if isinstance(value, dict):
+            fields = cast(dict[object, object], value)
+            figures = fields.get("figures")
+            if isinstance(figures, dict):
+                numbers = cast(dict[object, object], figures).values()
+                if any(isinstance(n, (int, float)) and not 0 <= n < 2**53 for n in numbers):
+                    return False
+            stack.extend(name for name in fields)
+            stack.extend(inner for name, inner in fields.items() if name != "figures")
+        elif isinstance(value, list):
+            stack.extend(cast(list[object], value))
+    return True
+
+
 def _oddity(value: object) -> tuple[str, str] | None:
     """Error type and reason when one value by itself is nothing that we could store or compare."""
     if isinstance(value, _Twice):

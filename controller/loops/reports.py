@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from controller.core import transitions
 from controller.core.progress import figure_deltas
 from controller.core.records import Attempt, TotalKey
+from controller.core.wire import storable
 from controller.loops.context import Context, log
 from controller.loops.runner import Outcome
 from controller.loops.settle import settle
@@ -20,6 +21,9 @@ from controller.ports import Delivery, Transaction, Unavailable
 from schema.exit_codes import ExitCode
 from schema.messages import Envelope, MessageType, ReportKind, WorkerReport
 from schema.states import JobKind
+
+#: A worker's report has a few thousand; with its longest error and a poisoned chunk still far below.
+MOST_CHARACTERS = 256 * 1024
 
 
 class Reports:
@@ -80,11 +84,15 @@ class Reports:
 
 
 def parse(body: str) -> WorkerReport | None:
-    """The report in an SQS body; None for anything else."""
+    """The report in an SQS body; None for anything else, and for what no row can hold: such a report would come again
+    for ever."""
+    if len(body) > MOST_CHARACTERS:
+        return None
     try:
         envelope = Envelope.model_validate_json(body)
         if envelope.type != MessageType.WORKER_REPORT:
             return None
-        return WorkerReport.model_validate(envelope.data)
-    except ValidationError:
+        report = WorkerReport.model_validate(envelope.data)
+    except (ValidationError, UnicodeError):
         return None
+    return report if storable(report.model_dump()) else None
