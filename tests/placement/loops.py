@@ -297,7 +297,7 @@ async def play_loops(store: Store, trace: Trace, work: list[float], scale: int) 
         await tx.shards.insert_many(shards)
     while world.done < len(work):
         await site.turn()
-        world.advance(world.now + TICK_SECONDS)
+        world.advance(world.now + 2 * TICK_SECONDS)
         if world.now > 14 * 24 * 3600:
             raise TimeoutError(f"{trace.name}: {world.done} of {len(work)} shards done")
     return Result(world.last_done_at, world.usd, moved=world.cancels, reclaims=world.reclaims)

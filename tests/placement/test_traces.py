@@ -12,7 +12,7 @@ from tests.placement.loops import play_loops, scaled
 from tests.placement.traces import HOUR, Trace, committed
 
 TRACES = {trace.name: trace for trace in committed()}
-SCALE = 20
+SCALE = 40
 
 
 def test_the_traces_are_the_hard_ones_that_they_claim_to_be() -> None:
