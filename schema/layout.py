@@ -4,6 +4,7 @@ Control bucket:
 
     requests/<request>/plan/<attempt>/shards/<shard>.shard     packed address files
     requests/<request>/plan.json                               published once, If-None-Match
+    requests/<request>/request.json                            what was asked, before the first job is written
     assignments/<job>.json                                     what the children of one Batch job do
 
 Output prefix of a request (`output.uri`), below the digest of request, plan, model, preprocessing and
@@ -48,6 +49,10 @@ class Location:
 
 def plan_key(request_id: str) -> str:
     return f"requests/{request_id}/plan.json"
+
+
+def request_key(request_id: str) -> str:
+    return f"requests/{request_id}/request.json"
 
 
 def shard_key(request_id: str, attempt_id: str, shard: int) -> str:

@@ -7,7 +7,8 @@ Both are written with If-None-Match, so whoever comes second reads the first one
 from __future__ import annotations
 
 import hashlib
-from typing import Literal
+from datetime import datetime
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -19,6 +20,20 @@ class Document(BaseModel):
 
     def to_bytes(self) -> bytes:
         return self.model_dump_json(exclude_none=True).encode()
+
+
+class AskedRequest(Document):
+    """What makes a request's row anew when the database has forgotten it: written before its first job."""
+
+    version: Literal[1] = 1
+    request_id: str
+    tenant: str
+    idempotency_key: str
+    body_digest: str
+    body: dict[str, Any]
+    created_at: datetime
+    priority: int = 0
+    deadline: datetime | None = None
 
 
 class PlannedShard(Document):

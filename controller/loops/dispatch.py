@@ -46,7 +46,9 @@ class Dispatch:
         started = 0
         for decision in decisions:
             if isinstance(decision, StartAttempts):
-                started += await self._start_or_skip(decision, now)
+                left = await self._without_commits(decision.shards, situation.requests, again=False)
+                if left:
+                    started += await self._start_or_skip(replace(decision, shards=tuple(left)), now)
             else:
                 await self._tend_queue(decision)
         moved = await self._submission.submit_intended(now)
@@ -67,7 +69,7 @@ class Dispatch:
             queues=context.queue_specs,
             states=states,
             loads=loads,
-            shards=await self._without_commits(shards, requests),
+            shards=await self._without_commits(shards, requests, again=True),
             requests=requests,
             limits=context.placement_limits,
             waiting=waiting,
@@ -98,13 +100,19 @@ class Dispatch:
             self._busy_at[load.name] = self._context.clock.now()
         return replace(load, last_busy_at=self._busy_at.get(load.name))
 
-    async def _without_commits(self, shards: Sequence[Shard], requests: Mapping[str, Request]) -> Sequence[Shard]:
-        """Finish those that have a valid marker already; the others are left to place."""
+    async def _without_commits(
+        self, shards: Sequence[Shard], requests: Mapping[str, Request], *, again: bool
+    ) -> Sequence[Shard]:
+        """Finish those that have a valid marker already; the others are left to place.
+
+        `again`: look at those that ran before, or else at those that never did. The latter only once they are chosen:
+        they have a marker only if the database was restored to a time before their commit.
+        """
         context = self._context
-        again = [shard for shard in shards if shard.last_outcome is not None]
-        markers = await asyncio.gather(*(read_marker(context, requests[s.request_id], s) for s in again))
+        looked_at = [shard for shard in shards if (shard.last_outcome is not None) is again]
+        markers = await asyncio.gather(*(read_marker(context, requests[s.request_id], s) for s in looked_at))
         finished: set[tuple[str, int]] = set()
-        for shard, marker in zip(again, markers, strict=True):
+        for shard, marker in zip(looked_at, markers, strict=True):
             if marker is None:
                 continue
             async with context.store.transaction() as tx:

@@ -9,11 +9,12 @@ from controller.core import transitions
 from controller.core.jobs import prepare_job
 from controller.core.progress import forecast
 from controller.core.records import Request, Shard
+from controller.core.recovery import asked
 from controller.loops.context import Context, log
 from controller.loops.events import announce
 from controller.loops.runner import Outcome
 from controller.ports import Transaction
-from schema.layout import Location, inline_keys_key, output_digest, plan_key
+from schema.layout import Location, inline_keys_key, output_digest, plan_key, request_key
 from schema.messages import MessageType
 from schema.plan import Plan
 from schema.states import AttemptState, JobKind, RequestState, ShardState
@@ -61,6 +62,7 @@ class PlanLoop:
             # By reference: neither the environment nor the job row carries the keys.
             location = context.control(inline_keys_key(request.id))
             await context.objects.put(location, json.dumps(source["keys"]).encode())
+        await context.objects.put(context.control(request_key(request.id)), asked(request).to_bytes())
         async with context.store.transaction() as tx:
             if not await tx.requests.apply(transitions.moved(request, RequestState.PREPARING, now)):
                 return False

@@ -4,7 +4,8 @@
 2. Settle those that have ended, and those lost: misses *and* silence.
 3. Ask Batch to stop what has a stop intent; success of the call proves nothing, the next look does.
 4. Close jobs whose attempts have all ended.
-5. Now and then: list our name prefix in every queue and stop what has no live job row (I6).
+5. Now and then: list our name prefix in every queue and stop what has no live job row (I6). A job whose very request
+   has no row tells of a database restored to an earlier time: the request comes back from its object on S3.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ from datetime import datetime, timedelta
 from controller.core import transitions
 from controller.core.facts import JobView
 from controller.core.records import Attempt, Job
+from controller.core.recovery import remembered, request_of
 from controller.loops.batch_events import see
 from controller.loops.context import JOB_NAME_PREFIX, Context, log
 from controller.loops.runner import Outcome
 from controller.loops.settle import settle
 from controller.ports import PortError
+from schema.layout import request_key
+from schema.plan import AskedRequest
 from schema.states import JobKind, JobState, StopIntent
 
 #: Ids a DescribeJobs call takes.
@@ -162,14 +166,32 @@ class Reconcile:
 
     async def _scan(self, queue: str) -> None:
         context = self._context
-        views = [v for v in await context.batch.list_named(queue, JOB_NAME_PREFIX) if not v.terminal]
+        views = await context.batch.list_named(queue, JOB_NAME_PREFIX)
         async with context.store.transaction() as tx:
             known = await tx.jobs.known_names([view.name for view in views])
+        await self._recover({request_of(view.name) for view in views if view.name not in known})
         for view in views:
+            if view.terminal:
+                continue
             if is_orphan(known.get(view.name), view, context.clock.now(), context.settings.reconcile.lost_seconds):
                 await context.batch.terminate(view.batch_job_id, "reembed: no live job row of this name")
                 context.recorder.count("orphans_stopped", queue=queue)
                 log.error("orphan_stopped", batch_job_id=view.batch_job_id, name=view.name, queue=queue)
+
+    async def _recover(self, request_ids: set[str | None]) -> None:
+        """Insert the requests that only Batch and S3 remember (I1); one that is known changes nothing."""
+        context = self._context
+        for request_id in sorted(filter(None, request_ids)):
+            async with context.store.transaction() as tx:
+                if await tx.requests.get(request_id) is not None:
+                    continue
+            body = await context.objects.get(context.control(request_key(request_id)))
+            if body is None:
+                continue
+            request = remembered(AskedRequest.model_validate_json(body), context.clock.now())
+            async with context.store.transaction() as tx:
+                if await tx.requests.insert(request):
+                    log.warning("request_recovered", request_id=request.id, tenant=request.tenant)
 
 
 def batch_id(job: Job, attempt: Attempt) -> str | None:

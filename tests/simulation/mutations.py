@@ -79,7 +79,7 @@ def resubmission_before_the_look_up(stack: ExitStack) -> None:
 
 @mutation
 def marker_not_read_before_a_resubmission(stack: ExitStack) -> None:
-    async def all_of_them(self: Any, found: Sequence[Any], requests: Any) -> Sequence[Any]:
+    async def all_of_them(self: Any, found: Sequence[Any], requests: Any, **_: Any) -> Sequence[Any]:
         return found
 
     _swap(stack, dispatch.Dispatch, "_without_commits", lambda _original: all_of_them)
