@@ -5,9 +5,11 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CHAOS ?= 0
 IMAGES ?=
+SEEDS ?= 20
+STEPS ?= 400
 
 .DEFAULT_GOAL := help
-.PHONY: help demo chaos test test-long simulate-placement coverage lint types format lock clean
+.PHONY: help demo chaos test test-long simulate planted simulate-placement coverage lint types format lock clean
 
 help: ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -30,6 +32,12 @@ test: $(STAMP) ## lint, types, import rules and every test that takes less than 
 
 test-long: $(STAMP) ## kills, chaos and the demo itself, minutes each
 	$(BIN)/python -m pytest -m long
+
+simulate: $(STAMP) ## SEEDS=N runs of the real loops and SQL in virtual time, every promise checked at each step
+	@$(BIN)/python -m tests.simulation --once-broken --seeds $(SEEDS) --steps $(STEPS)
+
+planted: $(STAMP) ## bugs planted one at a time in the product's code: the simulation has to find each
+	@$(BIN)/python -m tests.simulation.planted
 
 simulate-placement: $(STAMP) ## placement on capacity traces in virtual time, against bounds and baselines
 	@$(BIN)/python -m tests.placement

@@ -1,7 +1,7 @@
 """`python -m tests.simulation [--seeds N | --seed S …] [--log]`: run seeds, print what broke and how to see it again.
 
-Ends with one JSON line. Exit code 1 when a promise was broken. One process a CPU; the same seed always does the same,
-which needs a fixed PYTHONHASHSEED: the program sets it for its processes.
+Ends with one JSON line. Exit code 1 when a promise was broken. The same seed always does the same, in any process: the
+program fixes PYTHONHASHSEED for itself.
 """
 
 from __future__ import annotations
@@ -10,29 +10,45 @@ import argparse
 import asyncio
 import json
 import os
+import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.postgres import postgres_server
 from tests.simulation.database import Server
 from tests.simulation.run import Result, Simulation
 
+#: Seeds that once broke a promise; always run.
+ONCE_BROKEN = (3, 4, 5, 17)
 
-async def play(url: str, seeds: list[int], report: object = None) -> list[Result]:
+
+async def play(url: str, seeds: list[int], report: Callable[[Result], None]) -> list[Result]:
     server = Server(url)
     await server.open()
     try:
         found = []
         for seed in seeds:
-            result = await Simulation(seed, server).run()
-            found.append(result)
-            if callable(report):
-                report(result)
+            found.append(await Simulation(seed, server).run())
+            report(found[-1])
         return found
     finally:
         await server.close()
+
+
+def fixed_hashes(module: str) -> None:
+    """Start anew unless sets of strings iterate in the same order in every process."""
+    if os.environ.get("PYTHONHASHSEED") != "0":
+        os.environ["PYTHONHASHSEED"] = "0"
+        os.execv(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]])
+
+
+def say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
 
 
 def main() -> int:
@@ -40,38 +56,72 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=20, help="how many, from --first on")
     parser.add_argument("--first", type=int, default=1)
     parser.add_argument("--seed", type=int, action="append", help="this one; may be repeated")
+    parser.add_argument("--once-broken", action="store_true", help="the seeds that once broke a promise, too")
+    parser.add_argument("--steps", type=int, default=400, help="a seed that takes fewer is no test")
     parser.add_argument("--log", action="store_true", help="print every step")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     arguments = parser.parse_args()
-    if os.environ.get("PYTHONHASHSEED") != "0":
-        os.environ["PYTHONHASHSEED"] = "0"
-        os.execv(sys.executable, [sys.executable, "-m", "tests.simulation", *sys.argv[1:]])
+    fixed_hashes("tests.simulation")
     seeds = arguments.seed or list(range(arguments.first, arguments.first + arguments.seeds))
+    if arguments.once_broken:
+        seeds = list(dict.fromkeys([*ONCE_BROKEN, *seeds]))
+    jobs = min(arguments.jobs, len(seeds))
+    began = time.monotonic()
+    ended = _in_processes(seeds, jobs, arguments.steps) if jobs > 1 else _here(seeds, arguments)
+    steps = ended.pop("steps")
+    say(json.dumps({**ended, "steps_per_s": round(steps / (time.monotonic() - began))}))
+    return 1 if ended["violations"] else 0
 
+
+def _here(seeds: list[int], arguments: argparse.Namespace) -> dict[str, int]:
     def report(result: Result) -> None:
         if arguments.log:
-            print("\n".join(result.log))  # noqa: T201
-        print(  # noqa: T201
-            f"seed {result.seed}: {result.steps} steps, {result.seconds:.0f} s, "
-            f"{sum(result.faults.values())} faults of {len(result.faults)} kinds"
-            + "".join(f"\n  {text}" for text in result.violations),
-            flush=True,
-        )
+            say("\n".join(result.log))
+        kinds, faults = len(result.faults), sum(result.faults.values())
+        say(f"seed {result.seed}: {result.steps} steps, {result.seconds:.0f} s, {faults} faults of {kinds} kinds")
+        if not result.violations and result.steps < arguments.steps:
+            result.violations.append(f"only {result.steps} steps")
+        for text in result.violations:
+            say(f"  {text}")
+        if result.violations:
+            say(f"  again: python -m tests.simulation --seed {result.seed} --log")
 
-    began = time.monotonic()
-    with (
-        tempfile.TemporaryDirectory() as directory,
-        postgres_server(Path(directory)) as postgres,
-        postgres.database() as url,
-    ):
+    with tempfile.TemporaryDirectory() as folder, postgres_server(Path(folder)) as postgres, postgres.database() as url:
         results = asyncio.run(play(url, seeds, report))
-    seconds = time.monotonic() - began
-    broken = [result for result in results if result.violations]
-    for result in broken:
-        print(f"again: python -m tests.simulation --seed {result.seed} --log")  # noqa: T201
-    steps = sum(result.steps for result in results)
-    print(json.dumps({"seeds": len(results), "violations": len(broken), "steps_per_s": round(steps / seconds)}))  # noqa: T201
-    return 1 if broken else 0
+    broken = sum(1 for result in results if result.violations)
+    return {"seeds": len(results), "violations": broken, "steps": sum(result.steps for result in results)}
+
+
+def _in_processes(seeds: list[int], jobs: int, steps: int) -> dict[str, int]:
+    """Every process takes each `jobs`-th seed, and prints as it goes."""
+    total = {"seeds": 0, "violations": 0, "steps": 0}
+
+    def one(mine: list[int]) -> None:
+        chosen = [flag for seed in mine for flag in ("--seed", str(seed))] + ["--steps", str(steps)]
+        began = time.monotonic()
+        command = [sys.executable, "-m", "tests.simulation", "--jobs", "1", *chosen]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            last = ""
+            for line in process.stdout:
+                if not line.startswith("{"):
+                    say(line.rstrip())
+                last = line
+        if not last.startswith("{"):
+            raise SystemExit(f"{' '.join(command)} ended with {process.returncode}")
+        ended = json.loads(last)
+        total["seeds"] += ended["seeds"]
+        total["violations"] += ended["violations"]
+        total["steps"] += round(ended["steps_per_s"] * (time.monotonic() - began))
+
+    threads = [threading.Thread(target=one, args=(seeds[number::jobs],)) for number in range(jobs)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if total["seeds"] != len(seeds):
+        raise SystemExit("a process of the simulation ended early")
+    return total
 
 
 if __name__ == "__main__":

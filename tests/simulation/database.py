@@ -252,6 +252,11 @@ class SimConnection:
         return result
 
     async def commit(self) -> None:
+        if not self._tables:  # nothing was written, and nothing can go wrong
+            self._check()
+            await self._database.inside(self._raw.commit())
+            self._database.ended(self)
+            return
         fault = await self._database.scheduler.gate("sql commit")
         self._check()
         if fault == BEFORE:
@@ -264,9 +269,6 @@ class SimConnection:
             raise ConnectionResetError(fault)
 
     async def _commit(self) -> str | None:
-        if not self._tables:
-            await self._raw.commit()
-            return None
         transaction_id = (await self._raw.execute(_TXID)).scalar()
         await self._raw.commit()
         return transaction_id

@@ -17,7 +17,7 @@ from tests.simulation.scheduler import CRASH, Actor
 if TYPE_CHECKING:
     from tests.simulation.run import Simulation
 
-BEGIN_SECONDS, END_SECONDS = 2.0, 180.0
+BEGIN_SECONDS, END_SECONDS = 2.0, 150.0
 FAULTS = (14, 22)
 HOST = "Host EC2 (instance i-0abc) terminated."
 

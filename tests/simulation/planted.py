@@ -8,12 +8,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
 import sys
 import tempfile
 from pathlib import Path
 
 from tests.postgres import postgres_server
+from tests.simulation.__main__ import fixed_hashes
 from tests.simulation.database import Server
 from tests.simulation.mutations import MUTATIONS, planted
 from tests.simulation.run import Result, Simulation
@@ -39,9 +39,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=200)
     parser.add_argument("names", nargs="*", help="of planted bugs; default: all")
     arguments = parser.parse_args()
-    if os.environ.get("PYTHONHASHSEED") != "0":
-        os.environ["PYTHONHASHSEED"] = "0"
-        os.execv(sys.executable, [sys.executable, "-m", "tests.simulation.planted", *sys.argv[1:]])
+    fixed_hashes("tests.simulation.planted")
     names = arguments.names or list(MUTATIONS)
     found = 0
     with tempfile.TemporaryDirectory() as folder, postgres_server(Path(folder)) as postgres, postgres.database() as url:

@@ -34,7 +34,7 @@ from tests.simulation.settings import CAPACITY, simulated_settings
 from tests.simulation.workers import SHARD_ASSETS, Habits, World, start
 
 MOST_SECONDS = END_SECONDS + 2500.0
-IDLE_SECONDS = 8.0
+IDLE_SECONDS = 12.0
 SHARDS = (12, 10, 10)
 COVERED_SECONDS = 20.0
 
