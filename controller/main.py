@@ -74,7 +74,7 @@ async def open_context(settings: Settings, metrics: Metrics) -> AsyncIterator[Co
                 clock=clock,
                 entropy=SystemEntropy(),
                 batch=AwsBatch(clients.batch_submit, clients.batch_query, RateBudget(clock)),
-                objects=S3Objects(clients.s3, once_client=clients.s3_once),
+                objects=S3Objects(clients.s3, settings.storage.bucket_owners, once_client=clients.s3_once),
                 inboxes=Inboxes(
                     requests=WatchedInbox(SqsInbox(clients.sqs, settings.sqs.requests)),
                     reports=WatchedInbox(SqsInbox(clients.sqs, settings.sqs.reports)),

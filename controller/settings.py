@@ -56,6 +56,10 @@ class MessageQueues(Group):
 
 class Storage(Group):
     control_bucket: str = Field(description="plans, shard files and assignments; not the output")
+    bucket_owners: dict[str, str] = Field(
+        default={},
+        description="account id by bucket, sent as ExpectedBucketOwner: a bucket that changed hands is refused",
+    )
 
 
 class Family(Group):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -31,6 +31,8 @@ class Terms:
     heartbeat_seconds: float
     fetch_concurrency: int
     list_concurrency: int = 16
+    bucket_owners: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Bucket → account id; a bucket that changed hands is then an error, not a leak."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +63,7 @@ def prepare_job(
         **_common(request, who, terms, [_entry(who)]),
         model=request.model,
         source_bucket=source["bucket"],
+        source_owner=terms.bucket_owners.get(source["bucket"]),
         prefix=source.get("prefix", "") if kind == "prefix" else None,
         manifest_uri=source.get("uri") if kind == "manifest" else None,
         manifest_sha256=source.get("sha256") if kind == "manifest" else None,
@@ -121,6 +124,7 @@ def infer_job(
     assignment = InferAssignment(
         **_common(request, who, terms, entries),
         source_bucket=request.body["source"]["bucket"],
+        source_owner=terms.bucket_owners.get(request.body["source"]["bucket"]),
         output_uri=request.output_uri or "",
         model=request.model,
         preprocessing_digest=request.preprocessing_digest or "",

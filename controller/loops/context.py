@@ -82,6 +82,7 @@ class Context:
             report_queue_url=self.settings.sqs.reports,
             heartbeat_seconds=self.settings.work.heartbeat_seconds,
             fetch_concurrency=self.settings.work.fetch_concurrency,
+            bucket_owners=self.settings.storage.bucket_owners,
         )
 
     def identity(self, size: int) -> Identity:
