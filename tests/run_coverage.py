@@ -43,6 +43,7 @@ import os, sys, threading, time
 os.environ["COVERAGE_PROCESS_START"] = {terminal!r} if "pytest" in sys.orig_argv else {settings!r}
 import coverage
 measured = coverage.process_startup()
+del os.environ["COVERAGE_PROCESS_START"]  # coverage's own hook would start children with our settings
 
 def save():
     while True:
@@ -65,7 +66,10 @@ EXCEPTIONS: dict[str, str] = {
     "controller/commands/validation.py": "offline; tests/unit/test_cli_validation.py",
     "controller/loops/operations.py": "operators' orders beyond a cancel; tests/integration/test_cli_commands.py",
     "deploy/local/batch/example.py": "an example to run by hand",
+    "deploy/local/batch/guardian.py": "runs without site-packages, so unmeasured; tests/conformance/test_running.py",
     "deploy/local/batch/launch.py": "for tests of the stand-in alone",
+    "deploy/local/launcher.py": "runs without site-packages, so unmeasured; tests/integration/test_local_processes.py",
+    "worker/torch_engine.py": "half of it is for CUDA; tests/integration/test_worker_golden.py",
 }
 
 

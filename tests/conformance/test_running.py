@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
 from typing import Any
 
+import psutil
+
+from deploy.local.batch.example import example_config
 from deploy.local.batch.fault_requests import OutOfMemory, PullFailure, Reclaim, RefuseCapacity
-from deploy.local.batch.launch import StandIn
-from tests.conformance.conftest import describe, ended, log_of, register, running_job, submit, until
+from deploy.local.batch.launch import StandIn, running
+from tests.conformance.conftest import (
+    LIMIT_SECONDS,
+    PROGRAMS,
+    SCALE,
+    describe,
+    ended,
+    log_of,
+    make_client,
+    register,
+    running_job,
+    submit,
+    until,
+)
 
 NODES = {"numNodes": 2, "mainNode": 0}
 
@@ -179,3 +196,18 @@ def test_revisions_count_up(batch: Any) -> None:
     register(batch, "counted")
     found = batch.describe_job_definitions(jobDefinitionName="counted", status="ACTIVE")["jobDefinitions"]
     assert sorted(definition["revision"] for definition in found) == [1, 2]
+
+
+def test_a_killed_stand_in_leaves_no_job(tmp_path: Path) -> None:
+    """Its guardian outlives it just long enough to kill them, those deaf to SIGTERM too."""
+    images = {"deaf": [sys.executable, "-S", "-c", PROGRAMS["deaf"]]}
+    with running(example_config(images, time_scale=SCALE, cpu_slots=1), tmp_path) as stand_in:
+        client = make_client(stand_in)
+        register(client, "deaf")
+        running_job(client, submit(client, "deaf"))
+        client.close()
+        started = psutil.Process(stand_in.process.pid).children(recursive=True)
+        assert len(started) >= 2, "the job and the guardian"
+        stand_in.process.kill()
+        _, alive = psutil.wait_procs(started, timeout=LIMIT_SECONDS)
+    assert alive == []
