@@ -81,3 +81,5 @@ def _allow_databases(cluster: PostgresCluster, superuser_password: str) -> None:
     superuser = owner.set(username="postgres", password=superuser_password, database="postgres")
     with psycopg.connect(superuser.render_as_string(hide_password=False), autocommit=True) as connection:
         connection.execute(f"ALTER ROLE {owner.username} CREATEDB".encode())
+        # DROP … WITH (FORCE) has to end an autovacuum worker that is there by chance.
+        connection.execute(f"GRANT pg_signal_backend TO {owner.username}".encode())

@@ -115,12 +115,12 @@ def _last_of_the_work(
 
 
 def _lane(seen: Situation, state: QueueState, load: QueueLoad, now: datetime) -> Lane:
-    """A queue that has started nothing yet may still start all it was just given; an idle one is good for a few."""
+    """A queue may still start all that it was just given: instances are coming up. An idle one is good for a few."""
     stall = timedelta(seconds=seen.limits.stall_seconds)
     fresh = load.oldest_queued_at is None or now - load.oldest_queued_at < stall
     slots = load.running
-    if not slots and state.circuit is Circuit.CLOSED and fresh:
-        slots = max(load.waiting, seen.limits.probe_size)
+    if state.circuit is Circuit.CLOSED and fresh:
+        slots = max(slots + load.waiting, seen.limits.probe_size)
     speeds = [by_queue[load.name] for by_queue in seen.speeds.values() if load.name in by_queue]
     seconds = len(speeds) / sum(speeds) if speeds and sum(speeds) > 0 else 1.0
     return Lane(name=load.name, slots=slots, seconds=seconds, waiting=load.waiting)

@@ -135,8 +135,8 @@ class Stack:
 
     # -- controllers ---------------------------------------------------------------------------------
 
-    def start_controller(self, name: str = "one", **settings: str) -> str:
-        """Start, or start again at the same address, the controller of this name; its base URL when ready."""
+    def start_controller(self, name: str = "one", *, until: str = "/readyz", **settings: str) -> str:
+        """Start, or start again at the same address, the controller of this name; its base URL when `until` is OK."""
         port = self._api_ports.setdefault(name, free_port())
         own = {"REEMBED_REPLICA": name, "REEMBED_API__PORT": str(port)}
         process = Process(
@@ -151,7 +151,7 @@ class Stack:
             raise RuntimeError(f"controller {name} already runs")
         self.controllers[name] = process
         process.start()
-        wait_until(lambda: _answers(f"{self.api_url(name)}/readyz"), process, timeout_seconds=60)
+        wait_until(lambda: _answers(self.api_url(name) + until), process, timeout_seconds=60)
         return self.api_url(name)
 
     def stop_controller(self, name: str = "one") -> int | None:

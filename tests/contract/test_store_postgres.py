@@ -314,7 +314,7 @@ def test_statements_take_times_and_ids_from_the_caller() -> None:
 
 
 def test_every_select_has_an_order_or_a_single_row() -> None:
-    single = {"GET", "GET_LOCKED", "FENCE", "COUNT_LIVE"}
+    single = {"GET", "GET_LOCKED", "FENCE", "FREEZE", "COUNT_LIVE"}
     for name, statement in statements():
         if statement.startswith(("SELECT", "WITH")) and name.rpartition(".")[2] not in single:
             assert "ORDER BY" in statement, name

@@ -125,7 +125,7 @@ async def test_what_is_on_the_lists_is_taken_and_names_its_owner(store: Postgres
     await site.step("intake", "plan", "dispatch")
     assert site.rejects.sent == []
     assert (await site.request(request_id("stock", "k-1"))).state is RequestState.PREPARING
-    [assignment] = [json.loads(body) for body in site.objects.content.values()]
+    [assignment] = [json.loads(body) for place, body in site.objects.content.items() if "assignments/" in str(place)]
     assert assignment["source_owner"] == "111122223333"
     # Where status events go is the deployment's alone: a message has no word in it.
     assert assignment["report_queue_url"] == site.settings.sqs.reports
