@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from controller.core.records import Circuit, QueueState
 from controller.ports import Refused
 from schema.states import AttemptState, Outcome, RequestState, ShardState
@@ -113,6 +115,7 @@ async def test_21_half_a_day_without_capacity_costs_nothing_and_ends_nothing(sit
     assert await site.states() == {ShardState.SUCCEEDED: 3}
 
 
+@pytest.mark.long
 async def test_22_changing_work_does_not_hide_that_a_queue_is_dry(site: Site) -> None:
     site.batch.capacity = {"g6e": 0, "g6": 99}
     await site.running()
@@ -152,6 +155,7 @@ async def test_34_a_queue_that_starts_nothing_and_says_nothing_is_dry(site: Site
     assert {(await site.outcomes(n))[0] for n in range(2)} == {Outcome.NO_CAPACITY}
 
 
+@pytest.mark.long
 async def test_10_the_cap_holds_with_arrays_fallback_and_retries(site: Site) -> None:
     caps = {"g6e": 20, "g6": 18, "g5": 12}
     queues = [queue(name, max_live=cap, backlog=cap) for name, cap in caps.items()]
@@ -173,6 +177,7 @@ async def test_10_the_cap_holds_with_arrays_fallback_and_retries(site: Site) -> 
     await site.check()
 
 
+@pytest.mark.long
 async def test_24_cancelled_moved_and_lost_work_frees_its_place(site: Site) -> None:
     await site.running(shards=4)
     site.batch.capacity = {"g6e": 0, "g6": 1}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from controller.ports import Unavailable
 from schema.exit_codes import ExitCode
 from schema.states import AttemptState, Outcome, ShardState, StopIntent
@@ -75,6 +77,7 @@ async def test_14_every_state_of_batch_has_a_meaning_and_a_new_one_is_waited_out
     assert (await site.attempt_of(children[5])).outcome is Outcome.SUCCEEDED
 
 
+@pytest.mark.long
 async def test_16_looking_takes_a_bounded_number_of_calls(site: Site) -> None:
     site = with_settings(site, gpu_queues=[queue("g6e", backlog=600)])
     await site.running(shards=450)

@@ -30,6 +30,7 @@ def test_seeds_keep_every_promise() -> None:
         assert int(words[9]) >= KINDS, line
 
 
+@pytest.mark.long
 def test_a_seed_is_the_same_run_in_every_process() -> None:
     one, other = (simulate("--seed", "101", "--log")[:-1] for _ in range(2))
     assert len(one) > STEPS
