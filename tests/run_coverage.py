@@ -35,6 +35,8 @@ TESTS = (
     "tests/integration/test_worker_infer.py",
     "tests/integration/test_worker_ranks.py",
 )
+#: Of the long tests, those that reach what the others do not.
+LONG_TESTS = ("tests/e2e/test_poison.py", "tests/e2e/test_sources.py", "tests/e2e/test_worker_ends.py")
 
 #: Engines and decoders end by SIGKILL when a shard is done, so what they ran is saved while they run.
 SAVE_SECONDS = 0.5
@@ -79,11 +81,16 @@ def main() -> int:
         os.environ.update(_measuring(Path(directory), data))
         os.chdir(ROOT)
         demo = _in_a_terminal([sys.executable, *DEMO, "--state-dir", f"{directory}/state"])
-        tests = subprocess.run([sys.executable, "-m", "pytest", "-q", *TESTS], check=False).returncode
-        for name, code in (("the demo", demo), ("the tests", tests)):
+        tests = _pytest(*TESTS, "-m", "not long")
+        long_tests = _pytest(*LONG_TESTS)
+        for name, code in (("the demo", demo), ("the tests", tests), ("the long tests", long_tests)):
             if code:
                 sys.stderr.write(f"{name} ended with {code}\n")
-        return _report(data, Path(directory)) or demo or tests
+        return _report(data, Path(directory)) or demo or tests or long_tests
+
+
+def _pytest(*arguments: str) -> int:
+    return subprocess.run([sys.executable, "-m", "pytest", "-q", *arguments], check=False).returncode
 
 
 def _in_a_terminal(command: list[str]) -> int:
