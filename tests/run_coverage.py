@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("schema", "controller", "worker", "deploy")
 BAR_PERCENT = 70.0
 #: Of these a test's own process counts.
-TERMINAL = ("controller/cli.py", "controller/commands/*", "deploy/local/*.py")
+TERMINAL = ("controller/cli.py", "controller/commands/*", "worker/search_cli.py", "deploy/local/*.py")
 DEMO = ["-m", "controller.cli", "local", "demo", "--chaos"]
 TESTS = (
     "tests/e2e",
@@ -60,13 +60,18 @@ if measured is not None:
 EXCEPTIONS: dict[str, str] = {
     "schema/export.py": "writes the committed contracts; tests/unit/test_messages.py",
     "controller/api/auth.py": "refusals; the demo has no token: tests/integration/test_api_access.py",
+    "controller/api/freeze.py": "tests/integration/test_freeze.py",
     "controller/api/shards.py": "requeues; tests/integration/test_api_shards.py",
     "controller/commands/database.py": "tests/integration/test_cli_commands.py",
+    "controller/commands/freeze.py": "tests/integration/test_freeze.py",
     "controller/commands/messages.py": "offline; tests/unit/test_cli_validation.py",
     "controller/commands/settings.py": "errors of settings; tests/integration/test_cli_exits.py",
     "controller/commands/shard.py": "tests/integration/test_cli_commands.py",
     "controller/commands/validation.py": "offline; tests/unit/test_cli_validation.py",
+    "controller/core/invariants.py": "checks for tests: tests/e2e runs them in its own process, as tests/simulation does",
+    "controller/core/quotas.py": "quotas are optional; tests/placement and tests/unit/test_placement.py",
     "controller/loops/operations.py": "operators' orders beyond a cancel; tests/integration/test_cli_commands.py",
+    "controller/store/errors.py": "a failing Postgres; tests/contract/test_store_postgres.py, tests/chaos",
     "deploy/local/batch/example.py": "an example to run by hand",
     "deploy/local/batch/guardian.py": "runs without site-packages, so unmeasured; tests/conformance/test_running.py",
     "deploy/local/batch/launch.py": "for tests of the stand-in alone",

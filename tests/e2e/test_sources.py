@@ -16,6 +16,7 @@ import pytest
 
 from deploy.local.output import read_output
 from deploy.local.resources import BucketName
+from deploy.local.s3proxy import Action, Rule
 from tests.e2e.site import Site, eventually, pictures
 
 PREFIX, COPIES = "many/", 40
@@ -63,6 +64,7 @@ def test_the_keys_of_a_manifest(site: Site, kind: str) -> None:
     body = as_csv(wanted) if kind == "csv" else as_parquet(wanted)
     uri = put(site, f"{LISTS}wanted.{kind}", body)
     source = {"kind": "manifest", "bucket": BucketName.PHOTOS, "uri": uri, "sha256": hashlib.sha256(body).hexdigest()}
+    site.s3_faults(Rule(action=Action.THROTTLE, prefix=uri.removeprefix("s3://"), at_most=5))
     assert embedded(site, f"manifest-{kind}", source) == set(wanted)
 
 
