@@ -68,7 +68,7 @@ EXCEPTIONS: dict[str, str] = {
     "controller/commands/settings.py": "errors of settings; tests/integration/test_cli_exits.py",
     "controller/commands/shard.py": "tests/integration/test_cli_commands.py",
     "controller/commands/validation.py": "offline; tests/unit/test_cli_validation.py",
-    "controller/core/invariants.py": "checks for tests: tests/e2e runs them in its own process, as tests/simulation does",
+    "controller/core/invariants.py": "checks for tests, run in their processes: tests/e2e, tests/simulation",
     "controller/core/quotas.py": "quotas are optional; tests/placement and tests/unit/test_placement.py",
     "controller/loops/operations.py": "operators' orders beyond a cancel; tests/integration/test_cli_commands.py",
     "controller/store/errors.py": "a failing Postgres; tests/contract/test_store_postgres.py, tests/chaos",
