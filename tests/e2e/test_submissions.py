@@ -31,9 +31,10 @@ def forgetful_site(tmp_path: Path) -> Iterator[Site]:
         yield site
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "waiting",
-    [pytest.param(True, id="while it waits"), pytest.param(False, id="when it runs", marks=pytest.mark.long)],
+    [pytest.param(True, id="while it waits"), pytest.param(False, id="when it runs")],
 )
 def test_a_duplicate_is_found_and_stopped(forgetful_site: Site, waiting: bool) -> None:
     """The controller stops one that waits; one that runs already ends itself, as its assignment was withdrawn."""

@@ -22,6 +22,7 @@ def start_both(site: Site, key: str) -> Run:
     return site.submit(key)
 
 
+@pytest.mark.long
 def test_both_work_on_a_request(site: Site, undisturbed: Output) -> None:
     run = start_both(site, "together")
     assert_same_output(run.finished(), undisturbed)
