@@ -20,6 +20,8 @@ from schema.layout import Location
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger("reembed.controller")
 
+#: Speeds are measured over so long: older ones say little about today's assets and hosts.
+RATE_WINDOW = timedelta(days=30)
 #: Every Batch job of ours starts so; anything else in the queues is not ours to touch.
 JOB_NAME_PREFIX = "reembed-"
 

@@ -9,22 +9,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from controller.core import cycle, transitions
 from controller.core.decisions import KeepQueue, StartAttempts, StopUnstarted
 from controller.core.jobs import infer_job
 from controller.core.records import Attempt, QueueLoad, Request, Shard
-from controller.loops.context import Context, log
+from controller.loops.context import RATE_WINDOW, Context, log
 from controller.loops.leader import Leadership
 from controller.loops.runner import Outcome
 from controller.loops.settle import finish_found, read_marker
 from controller.loops.submit import Submission
 from controller.ports import Transaction
 from schema.states import AttemptState, RequestState
-
-#: Speeds are measured over so long.
-RATE_WINDOW = timedelta(days=30)
 
 
 class Dispatch:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from controller.core import transitions
 from controller.core.jobs import prepare_job
 from controller.core.progress import forecast
 from controller.core.records import Request, Shard
 from controller.core.recovery import asked
-from controller.loops.context import Context, log
+from controller.loops.context import RATE_WINDOW, Context, log
 from controller.loops.events import announce
 from controller.loops.runner import Outcome
 from controller.ports import Transaction
@@ -21,8 +21,6 @@ from schema.states import AttemptState, JobKind, RequestState, ShardState
 
 #: Shard rows a transaction; a plan of a million shards is a thousand short transactions.
 ROWS = 1000
-#: Older rates say little about today's assets and hosts.
-RATE_WINDOW = timedelta(days=30)
 
 
 class PlanLoop:

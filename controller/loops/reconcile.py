@@ -167,12 +167,11 @@ class Reconcile:
     async def _scan(self, queue: str) -> None:
         context = self._context
         views = await context.batch.list_named(queue, JOB_NAME_PREFIX)
+        await self._recover({request_of(view.name) for view in views})
+        alive = [view for view in views if not view.terminal]
         async with context.store.transaction() as tx:
-            known = await tx.jobs.known_names([view.name for view in views])
-        await self._recover({request_of(view.name) for view in views if view.name not in known})
-        for view in views:
-            if view.terminal:
-                continue
+            known = await tx.jobs.known_names([view.name for view in alive])
+        for view in alive:
             if is_orphan(known.get(view.name), view, context.clock.now(), context.settings.reconcile.lost_seconds):
                 await context.batch.terminate(view.batch_job_id, "reembed: no live job row of this name")
                 context.recorder.count("orphans_stopped", queue=queue)
@@ -181,10 +180,10 @@ class Reconcile:
     async def _recover(self, request_ids: set[str | None]) -> None:
         """Insert the requests that only Batch and S3 remember (I1); one that is known changes nothing."""
         context = self._context
-        for request_id in sorted(filter(None, request_ids)):
-            async with context.store.transaction() as tx:
-                if await tx.requests.get(request_id) is not None:
-                    continue
+        names = sorted(filter(None, request_ids))
+        async with context.store.transaction() as tx:
+            unknown = [name for name in names if await tx.requests.get(name) is None]
+        for request_id in unknown:
             body = await context.objects.get(context.control(request_key(request_id)))
             if body is None:
                 continue

@@ -14,11 +14,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from controller.core.admission import request_id
 from deploy.local.environment import TENANT
 from deploy.local.output import read_output
 from deploy.local.resources import BucketName
 from deploy.local.s3proxy import Action, Rule
-from schema.client import RequestRef
 from schema.layout import plan_key
 from tests.e2e.site import Site, eventually, pictures
 
@@ -67,7 +67,7 @@ def test_the_keys_of_a_manifest(site: Site, kind: str) -> None:
     body = as_csv(wanted) if kind == "csv" else as_parquet(wanted)
     uri = put(site, f"{LISTS}wanted.{kind}", body)
     source = {"kind": "manifest", "bucket": BucketName.PHOTOS, "uri": uri, "sha256": hashlib.sha256(body).hexdigest()}
-    plan = plan_key(RequestRef(TENANT, f"manifest-{kind}", "").request_id)
+    plan = plan_key(request_id(TENANT, f"manifest-{kind}"))
     site.s3_faults(
         Rule(action=Action.THROTTLE, prefix=uri.removeprefix("s3://"), at_most=12),
         Rule(action=Action.LOSE_ANSWER, prefix=f"{BucketName.CONTROL}/{plan}", methods=frozenset({"PUT"}), at_most=1),

@@ -34,7 +34,7 @@ from schema.states import (
 )
 from tests.simulation.database import Written
 from tests.simulation.scheduler import Scheduler
-from tests.simulation.workers import CHUNK_ASSETS, SHARD_ASSETS, World
+from tests.simulation.workers import SHARD_ASSETS, World
 
 #: Ends that say nothing about the container: it may still run.
 WITHOUT_EVIDENCE = {Outcome.SUCCEEDED, Outcome.LOST, Outcome.SUPERSEDED}
@@ -56,6 +56,9 @@ class Checker:
     totals: dict[TotalKey, float] = field(default_factory=dict)
     operations: dict[str, Operation] = field(default_factory=dict)
     violations: list[str] = field(default_factory=list)
+    policy: Any = None
+    failures: int = 4
+    rejects: Callable[[], list[str]] = list
 
     def fail(self, text: str) -> None:
         self.violations.append(text)
@@ -234,10 +237,6 @@ class Checker:
         if attempt.last_seq < report.seq:
             self.fail(f"report {report.seq} of attempt {attempt.id} is deleted before it is recorded")
 
-    policy: Any = None
-    failures: int = 4
-    rejects: Callable[[], list[str]] = list
-
     # -- the end -------------------------------------------------------------------------------------------
 
     def at_the_end(self) -> None:
@@ -298,6 +297,3 @@ class Checker:
 
 def _name(record: Any) -> str:
     return f"shard {record.request_id}/{record.shard}" if isinstance(record, Shard) else str(record.id)
-
-
-assert SHARD_ASSETS % CHUNK_ASSETS == 0

@@ -39,7 +39,6 @@ class Faults:
     fired: Counter[str] = field(default_factory=Counter)
     last_fired: dict[str, float] = field(default_factory=dict)
     _armed: list[Armed] = field(default_factory=list)
-    _over: bool = False
 
     def plan(self) -> None:
         """Draw the seed's faults and set their times."""
@@ -78,14 +77,9 @@ class Faults:
         KINDS[kind](self)
 
     def _end(self) -> None:
-        self._over = True
         self._armed.clear()
         self.simulation.calm()
         self.simulation.scheduler.note("FAULTS END")
-
-    def while_it_lasts(self, seconds: float, begin: Callable[[], None], end: Callable[[], None]) -> None:
-        begin()
-        self.simulation.scheduler.later(seconds, lambda: None if self._over else end())
 
 
 def _crash(faults: Faults) -> None:

@@ -42,7 +42,7 @@ class Queue:
         dice = self._scheduler.dice
         self.sent.append(body)
         if dice.random() < self.dropped:
-            self._scheduler.note(f"sqs {self.name}: lost {body[:0]}#{len(self.sent)}")
+            self._scheduler.note(f"sqs {self.name}: lost #{len(self.sent)}")
             return
         for _ in range(2 if dice.random() < self.doubled else 1):
             delay = dice.uniform(0, self.latest_seconds) * (10 if dice.random() < 0.05 else 1)

@@ -15,6 +15,7 @@ from typing import Any
 import structlog
 
 from controller import main
+from controller.core.admission import request_id
 from controller.core.records import Operation, OperationKind
 from controller.loops.context import Context, Inboxes, Outboxes
 from controller.loops.runner import Loop, Outcome
@@ -255,12 +256,12 @@ class Simulation:
                 }
             )
             body = encode(MessageType.REQUEST_SUBMIT, payload, event_id=f"e{number}", source="upstream")
-            self.world.shards[_request_id("stock", key)] = shards
+            self.world.shards[request_id("stock", key)] = shards
             sent_at = dice.uniform(0, 60)
             self.scheduler.later(sent_at, lambda body=body: send(body))
             if dice.random() < 0.5:
                 self.scheduler.later(sent_at + dice.uniform(0, 200), lambda body=body: send(body))
-        poisoned = _request_id("stock", "request-0")
+        poisoned = request_id("stock", "request-0")
         if dice.random() < 0.5:
             place = (poisoned, dice.randrange(SHARDS[0]), dice.randrange(SHARD_ASSETS))
             self.world.habits.poison = frozenset({place})
@@ -321,9 +322,3 @@ class Simulation:
 
 def _drop(_logger: object, _name: str, _event: object) -> dict[str, object]:
     raise structlog.DropEvent
-
-
-def _request_id(tenant: str, key: str) -> str:
-    from schema.client import RequestRef
-
-    return RequestRef(tenant, key, "").request_id

@@ -82,7 +82,7 @@ class Scheduler:
         self.steps = 0
         self.log: list[str] = []
         self.choose_fault: Callable[[Actor, str], Any] = lambda _actor, _point: None
-        #: Awaited when somebody is inside Postgres: returns when those are through or known to wait for a lock.
+        #: Awaited when somebody is inside Postgres: False while there was something to wait for.
         self.database_settled: Callable[[], Any] | None = None
         #: Awaited when a process was killed.
         self.bury: Callable[[Process], Awaitable[None]] | None = None
