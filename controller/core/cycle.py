@@ -111,15 +111,21 @@ def _last_of_the_work(
     wanted = shares(lanes, sum(lane.waiting for lane in lanes) + len(seen.shards))
     if not wanted:
         return {}, {}
-    return {lane.name: max(0, wanted[lane.name] - lane.waiting) for lane in lanes}, surplus(lanes, wanted)
+    stalled = [lane for lane in lanes if not _may_start_all(seen, states[lane.name], loads[lane.name], now)]
+    return {lane.name: max(0, wanted[lane.name] - lane.waiting) for lane in lanes}, surplus(stalled, wanted)
+
+
+def _may_start_all(seen: Situation, state: QueueState, load: QueueLoad, now: datetime) -> bool:
+    """Whether instances may still be coming up for all that the queue was just given."""
+    stall = timedelta(seconds=seen.limits.stall_seconds)
+    fresh = load.oldest_queued_at is None or now - load.oldest_queued_at < stall
+    return state.circuit is Circuit.CLOSED and fresh
 
 
 def _lane(seen: Situation, state: QueueState, load: QueueLoad, now: datetime) -> Lane:
-    """A queue may still start all that it was just given: instances are coming up. An idle one is good for a few."""
-    stall = timedelta(seconds=seen.limits.stall_seconds)
-    fresh = load.oldest_queued_at is None or now - load.oldest_queued_at < stall
+    """An idle queue is good for a few."""
     slots = load.running
-    if state.circuit is Circuit.CLOSED and fresh:
+    if _may_start_all(seen, state, load, now):
         slots = max(slots + load.waiting, seen.limits.probe_size)
     speeds = [by_queue[load.name] for by_queue in seen.speeds.values() if load.name in by_queue]
     seconds = len(speeds) / sum(speeds) if speeds and sum(speeds) > 0 else 1.0

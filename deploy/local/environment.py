@@ -25,7 +25,6 @@ GPU_QUEUE_PRICES_USD = {Queue.G6E: 1.86, Queue.G6: 0.80, Queue.G5: 1.01, Queue.O
 #: Seconds that AWS needs minutes for. A dry queue is noticed after `start_seconds`, probed after `cooldown_seconds`.
 LOCAL_PACE = {
     "REEMBED_PLACEMENT__START_SECONDS": "30",
-    "REEMBED_PLACEMENT__STALL_SECONDS": "30",
     "REEMBED_PLACEMENT__REASON_DWELL_SECONDS": "3",
     "REEMBED_PLACEMENT__COOLDOWN_SECONDS": "15",
     "REEMBED_PLACEMENT__COOLDOWN_MAX_SECONDS": "120",

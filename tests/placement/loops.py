@@ -300,6 +300,7 @@ async def play_loops(store: Store, trace: Trace, work: list[float], scale: int) 
         world.advance(world.now + 2 * TICK_SECONDS)
         if world.now > 14 * 24 * 3600:
             raise TimeoutError(f"{trace.name}: {world.done} of {len(work)} shards done")
+    await site.turn()
     return Result(world.last_done_at, world.usd, moved=world.cancels, reclaims=world.reclaims)
 
 

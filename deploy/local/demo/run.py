@@ -39,6 +39,8 @@ MODEL = "efficientnet-lite0@1"
 UNTRAINED = "efficientnet-lite0-random@1"
 INDEX = "demo"
 SHARDS, CHUNKS_A_SHARD, ARRAY_MAX, SLOW_SHARD = 9, 4, 4, 4
+#: One shard less than there are: it overflows to the next queue, alone.
+BACKLOG = SHARDS - 1
 #: The awkward files lie beside each other, and bad ones are 8 % of their shard.
 TOLERANCE = 0.2
 POLL_SECONDS = 0.5
@@ -73,7 +75,7 @@ class Demo:
     def run(self, linger: Callable[[Stack], None]) -> None:
         """Raises Interrupted or DemoFailed. `linger` is called before the stack is stopped."""
         self._say("Starting Postgres, SQS, S3 and a Batch stand-in on 127.0.0.1 …")
-        with Stack(self._options.state_directory, tuning=BatchTuning(backlog=SHARDS + 1)) as stack:
+        with Stack(self._options.state_directory, tuning=BatchTuning(backlog=BACKLOG)) as stack:
             with closing(client("s3", stack.s3_endpoint)) as s3:
                 pictures = self._upload_pictures(s3)
                 settings = _sizes(len(pictures.assets))
@@ -211,7 +213,7 @@ class Demo:
 
 
 def _sizes(assets: int) -> dict[str, str]:
-    """Nine shards of four chunks whatever the number of pictures, in arrays of at most four."""
+    """Nine shards of four chunks whatever the number of pictures, in two arrays of four and a lone job."""
     shard_assets = max(CHUNKS_A_SHARD, ceil(assets / SHARDS))
     return {
         "REEMBED_WORK__SHARD_ASSETS": str(shard_assets),
