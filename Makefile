@@ -7,6 +7,8 @@ CHAOS ?= 0
 IMAGES ?=
 SEEDS ?= 20
 STEPS ?= 400
+# A file's tests share what they set up, so files are what is spread over processes.
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help demo chaos test test-long simulate planted simulate-placement coverage lint types format lock clean
@@ -28,10 +30,10 @@ test: $(STAMP) ## lint, types, import rules and every test that takes less than 
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -m 'not long and not chaos'
+	$(PYTEST) -m 'not long and not chaos'
 
 test-long: $(STAMP) ## kills, chaos and the demo itself, minutes each
-	$(BIN)/python -m pytest -m long
+	$(PYTEST) -m long
 
 simulate: $(STAMP) ## SEEDS=N runs of the real loops and SQL in virtual time, every promise checked at each step
 	@$(BIN)/python -m tests.simulation --once-broken --seeds $(SEEDS) --steps $(STEPS)
