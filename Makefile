@@ -36,7 +36,7 @@ test-long: $(STAMP) ## kills, chaos and the demo itself, minutes each
 	$(PYTEST) -m long
 
 simulate: $(STAMP) ## SEEDS=N runs of the real loops and SQL in virtual time, every promise checked at each step
-	@$(BIN)/python -m tests.simulation --once-broken --seeds $(SEEDS) --steps $(STEPS)
+	@$(BIN)/python -m tests.simulation --once-broken --table text --seeds $(SEEDS) --steps $(STEPS)
 
 planted: $(STAMP) ## bugs planted one at a time in the product's code: the simulation has to find each
 	@$(BIN)/python -m tests.simulation.planted

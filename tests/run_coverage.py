@@ -36,7 +36,12 @@ TESTS = (
     "tests/integration/test_worker_ranks.py",
 )
 #: Of the long tests, those that reach what the others do not.
-LONG_TESTS = ("tests/e2e/test_poison.py", "tests/e2e/test_sources.py", "tests/e2e/test_worker_ends.py")
+LONG_TESTS = (
+    "tests/e2e/test_controller_kills.py::test_killed_while_submitjob_is_under_way",
+    "tests/e2e/test_poison.py",
+    "tests/e2e/test_sources.py",
+    "tests/e2e/test_worker_ends.py",
+)
 
 #: Engines and decoders end by SIGKILL when a shard is done, so what they ran is saved while they run.
 SAVE_SECONDS = 0.5

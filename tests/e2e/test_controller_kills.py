@@ -41,6 +41,7 @@ def test_killed_and_started_again(site: Site, undisturbed: Output, moment: str) 
     assert_same_output(run.finished(), undisturbed)
 
 
+@pytest.mark.long
 def test_killed_while_submitjob_is_under_way(site: Site, undisturbed: Output) -> None:
     """Batch has the job, the controller never heard: it is found by its name and adopted, not submitted again."""
     site.stack.start_controller("one")

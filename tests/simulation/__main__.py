@@ -15,13 +15,16 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 from tests.postgres import postgres_server
+from tests.simulation.coverage import Covered, dumped, loaded, table
 from tests.simulation.database import Server
 from tests.simulation.run import Result, Simulation
 
+COVERED = "covered "
 #: Seeds that once broke a promise; always run.
 ONCE_BROKEN = (3, 4, 5, 17)
 
@@ -59,6 +62,7 @@ def main() -> int:
     parser.add_argument("--once-broken", action="store_true", help="the seeds that once broke a promise, too")
     parser.add_argument("--steps", type=int, default=400, help="a seed that takes fewer is no test")
     parser.add_argument("--log", action="store_true", help="print every step")
+    parser.add_argument("--table", choices=("text", "raw"), help="which change of state came soon after which fault")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     arguments = parser.parse_args()
     fixed_hashes("tests.simulation")
@@ -67,14 +71,20 @@ def main() -> int:
         seeds = list(dict.fromkeys([*ONCE_BROKEN, *seeds]))
     jobs = min(arguments.jobs, len(seeds))
     began = time.monotonic()
-    ended = _in_processes(seeds, jobs, arguments.steps) if jobs > 1 else _here(seeds, arguments)
+    covered: Covered = Counter()
+    ended = _in_processes(seeds, jobs, arguments.steps, covered) if jobs > 1 else _here(seeds, arguments, covered)
+    if arguments.table == "raw":
+        say(COVERED + dumped(covered))
+    elif arguments.table == "text":
+        say("\n".join(table(covered)))
     steps = ended.pop("steps")
     say(json.dumps({**ended, "steps_per_s": round(steps / (time.monotonic() - began))}))
     return 1 if ended["violations"] else 0
 
 
-def _here(seeds: list[int], arguments: argparse.Namespace) -> dict[str, int]:
+def _here(seeds: list[int], arguments: argparse.Namespace, covered: Covered) -> dict[str, int]:
     def report(result: Result) -> None:
+        covered.update(result.covered)
         if arguments.log:
             say("\n".join(result.log))
         kinds, faults = len(result.faults), sum(result.faults.values())
@@ -92,19 +102,21 @@ def _here(seeds: list[int], arguments: argparse.Namespace) -> dict[str, int]:
     return {"seeds": len(results), "violations": broken, "steps": sum(result.steps for result in results)}
 
 
-def _in_processes(seeds: list[int], jobs: int, steps: int) -> dict[str, int]:
+def _in_processes(seeds: list[int], jobs: int, steps: int, covered: Covered) -> dict[str, int]:
     """Every process takes each `jobs`-th seed, and prints as it goes."""
     total = {"seeds": 0, "violations": 0, "steps": 0}
 
     def one(mine: list[int]) -> None:
-        chosen = [flag for seed in mine for flag in ("--seed", str(seed))] + ["--steps", str(steps)]
+        chosen = [flag for seed in mine for flag in ("--seed", str(seed))] + ["--steps", str(steps), "--table", "raw"]
         began = time.monotonic()
         command = [sys.executable, "-m", "tests.simulation", "--jobs", "1", *chosen]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             last = ""
             for line in process.stdout:
-                if not line.startswith("{"):
+                if line.startswith(COVERED):
+                    covered.update(loaded(line.removeprefix(COVERED)))
+                elif not line.startswith("{"):
                     say(line.rstrip())
                 last = line
         if not last.startswith("{"):

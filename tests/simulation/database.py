@@ -3,8 +3,8 @@
 Transactions of all loops and controllers are open side by side, but only one statement runs at a time. One that would
 have to wait for a lock is undone to a savepoint, parked until some transaction has ended, and run again: so the seed
 decides who gets the lock, and not the operating system. A crash ends the connections of its process in mid-transaction.
-After each transaction that wrote something, the rows it wrote are read back by their transaction id, so that every
-change can be checked.
+After each transaction that wrote something, the rows it wrote are read back, by the age of their transactions, so that
+every change can be checked.
 """
 
 from __future__ import annotations
@@ -28,11 +28,13 @@ from tests.simulation.scheduler import ACTOR, Actor, Crashed, Process, Scheduler
 
 BEFORE, AFTER = "connection lost", "answer of the commit lost"
 LOCK_NOT_AVAILABLE = "55P03"
+#: Commits after which rows are no longer read back.
+FORGET_EVERY = 8
 #: Virtual; as the store's own lock_timeout.
 LOCK_SECONDS = 10.0
 _MODULES = (attempts, events, jobs, leases, measures, operations, queues, requests, shards, totals)
-_TXID = text("SELECT pg_current_xact_id_if_assigned()::text")
-_SAVEPOINT, _BACK, _RELEASE = text("SAVEPOINT s"), text("ROLLBACK TO SAVEPOINT s"), text("RELEASE SAVEPOINT s")
+_SAVEPOINT, _BACK = text("SAVEPOINT s"), text("ROLLBACK TO SAVEPOINT s")
+_OLDEST_OPEN = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
 SHAPES: Mapping[str, Shape[Any]] = {
     "requests": requests.SHAPE,
     "shards": shards.SHAPE,
@@ -83,7 +85,9 @@ class Server:
             pool_size=60,
             max_overflow=0,
             pool_use_lifo=True,
-            connect_args={"server_settings": {"jit": "off", "lock_timeout": "1"}},
+            connect_args={
+                "server_settings": {"jit": "off", "lock_timeout": "1", "plan_cache_mode": "force_generic_plan"}
+            },
         )
         self._monitor: asyncpg.Connection[Any] | None = None
 
@@ -94,6 +98,9 @@ class Server:
         for kind in ("json", "jsonb"):
             await self._monitor.set_type_codec(kind, schema="pg_catalog", encoder=json.dumps, decoder=json.loads)
         self._reads = {name: await self._monitor.prepare(_select(name)) for name in SHAPES}
+        self._oldest_open = await self._monitor.prepare(_OLDEST_OPEN)
+        self._horizon = await self._oldest_open.fetchval()
+        self._commits = 0
 
     async def close(self) -> None:
         assert self._monitor is not None
@@ -113,14 +120,21 @@ class Server:
         assert self._monitor is not None
         return self._monitor
 
-    async def written(self, transaction_id: str, tables: Iterable[str]) -> dict[str, list[Any]]:
-        """Rows of this transaction and later ones: what ran under a savepoint has a later id of its own."""
+    async def written(self, tables: Iterable[str]) -> dict[str, list[Any]]:
+        """Rows of these tables that may have changed since the last `read`."""
         found = {}
         for name in sorted(tables):
-            rows = await self._reads[name].fetch(int(transaction_id))
+            rows = await self._reads[name].fetch(self._horizon)
             if rows:
                 found[name] = [_record(name, dict(row)) for row in rows]
         return found
+
+    async def read(self) -> None:
+        """All that was committed was looked at: from now on only what is open or comes has to be. Not each time, as it
+        costs a round trip, and rows that are looked at twice cost little."""
+        self._commits += 1
+        if self._commits % FORGET_EVERY == 0:
+            self._horizon = await self._oldest_open.fetchval()
 
 
 def _select(table: str) -> str:
@@ -147,7 +161,7 @@ class Database:
         self._open: dict[SimConnection, Process] = {}
         self._inside = 0
         self._left = asyncio.Event()
-        self._unread: list[tuple[Actor, str, set[str]]] = []
+        self._unread: list[tuple[Actor, set[str]]] = []
 
     def connect(self) -> SimConnection:
         """As AsyncEngine.connect: not started yet."""
@@ -160,8 +174,10 @@ class Database:
             await self._left.wait()
             return False
         unread, self._unread = self._unread, []
-        for actor, transaction_id, tables in unread:
-            self._on_write(Written(actor, await self.server.written(transaction_id, tables)))
+        for actor, tables in unread:
+            self._on_write(Written(actor, await self.server.written(tables)))
+        if unread:
+            await self.server.read()
         return True
 
     async def inside(self, work: Awaitable[Any]) -> Any:
@@ -182,8 +198,8 @@ class Database:
                 if not waiter.done():
                     waiter.set_result(None)
 
-    def wrote(self, actor: Actor, transaction_id: str, tables: set[str]) -> None:
-        self._unread.append((actor, transaction_id, tables))
+    def wrote(self, actor: Actor, tables: set[str]) -> None:
+        self._unread.append((actor, tables))
 
     async def kill(self, process: Process) -> None:
         """End the connections of a dead process, and wait until Postgres has rolled them back."""
@@ -245,8 +261,6 @@ class SimConnection:
         except DBAPIError:
             await (self._raw.execute(_BACK) if self._begun else self._raw.rollback())
             raise
-        if self._begun:
-            await self._raw.execute(_RELEASE)
         self._begun = True
         self._tables |= {name for name in SHAPES if name in statement_name(statement)}
         return result
@@ -261,17 +275,11 @@ class SimConnection:
         self._check()
         if fault == BEFORE:
             raise ConnectionResetError(fault)
-        transaction_id = await self._database.inside(self._commit())
+        await self._database.inside(self._raw.commit())
         self._database.ended(self)
-        if transaction_id is not None:
-            self._database.wrote(ACTOR.get(), transaction_id, self._tables)
+        self._database.wrote(ACTOR.get(), self._tables)
         if fault == AFTER:
             raise ConnectionResetError(fault)
-
-    async def _commit(self) -> str | None:
-        transaction_id = (await self._raw.execute(_TXID)).scalar()
-        await self._raw.commit()
-        return transaction_id
 
     async def close(self) -> None:
         if self.gone:

@@ -16,7 +16,7 @@ import structlog
 
 from controller import main
 from controller.core.admission import request_id
-from controller.core.records import Operation, OperationKind
+from controller.core.records import Operation, OperationKind, Request
 from controller.loops.context import Context, Inboxes, Outboxes
 from controller.loops.runner import Loop, Outcome
 from controller.ports import Fenced, PortError
@@ -35,9 +35,11 @@ from tests.simulation.settings import CAPACITY, simulated_settings
 from tests.simulation.workers import SHARD_ASSETS, Habits, World, start
 
 MOST_SECONDS = END_SECONDS + 2500.0
-IDLE_SECONDS = 12.0
+IDLE_SECONDS = 18.0
 SHARDS = (12, 10, 10)
 COVERED_SECONDS = 20.0
+#: What an operator does about a request that needs one, by weight.
+ORDERS = {OperationKind.REQUEUE_SHARDS: 8, OperationKind.ACCEPT_FAILURES: 1, OperationKind.FAIL_REQUEST: 1}
 
 
 @dataclass
@@ -266,30 +268,40 @@ class Simulation:
             place = (poisoned, dice.randrange(SHARDS[0]), dice.randrange(SHARD_ASSETS))
             self.world.habits.poison = frozenset({place})
         if dice.random() < 0.25:
-            cancel = RequestCancel(tenant="stock", idempotency_key="request-1")
+            cancel = RequestCancel(tenant="stock", idempotency_key=f"request-{dice.randrange(len(SHARDS))}")
             body = encode(MessageType.REQUEST_CANCEL, cancel, event_id="cancel", source="upstream")
-            self.scheduler.later(dice.uniform(60, 200), lambda: send(body))
+            self.scheduler.later(dice.uniform(5, 200), lambda: send(body))
         self.scheduler.later(dice.uniform(0, 100), lambda: send("no JSON"))
 
     async def _operate(self) -> None:
-        """Whoever is on call looks every now and then, and requeues what failed."""
+        """Whoever is on call looks every now and then, and mostly requeues what failed."""
         ACTOR.set(self._operator)
         while True:
             await self.scheduler.sleep(15.0)
             for request in list(self.checker.requests.values()):
-                if request.state is not RequestState.ATTENTION or self._ordered(request.id):
+                kind = None if self._ordered(request.id) else self._order_for(request)
+                if kind is None:
                     continue
                 order = Operation(
                     id=SimEntropy(self.scheduler).new_id("o"),
-                    kind=OperationKind.REQUEUE_SHARDS,
+                    kind=kind,
                     request_id=request.id,
                     selector={},
                     actor="on-call",
-                    reason="requeue what failed",
+                    reason="what failed",
                     created_at=self.scheduler.now(),
                 )
                 async with self.store.transaction() as tx:
                     await tx.operations.insert(order)
+
+    def _order_for(self, request: Request) -> OperationKind | None:
+        dice = self.scheduler.dice
+        if request.state is RequestState.ATTENTION:
+            return dice.choices(list(ORDERS), list(ORDERS.values()))[0]
+        if request.state is RequestState.FAILED and request.id not in self._asked and dice.random() < 0.5:
+            self._asked.add(request.id)
+            return OperationKind.REQUEUE_SHARDS
+        return None
 
     def _ordered(self, request_id: str) -> bool:
         return any(o.request_id == request_id and o.state == "pending" for o in self.checker.operations.values())

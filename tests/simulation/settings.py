@@ -42,6 +42,6 @@ def simulated_settings() -> Settings:
                 "orphan_seconds": 40,
             },
             "work": {"heartbeat_seconds": 5, "shard_assets": 30, "chunk_assets": 10},
-            "loops": {"lease_seconds": 12, "claim_seconds": 25, "poll_seconds": 10, "progress_seconds": 60},
+            "loops": {"lease_seconds": 20, "claim_seconds": 30, "poll_seconds": 10, "progress_seconds": 60},
         }
     )
