@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from deploy.local.batch_site import Queue
 from deploy.local.output import Output
 from tests.chaos.stack import ChaosSite
 
@@ -21,6 +22,7 @@ def site(chaos_stack: ChaosSite) -> Iterator[ChaosSite]:
     yield chaos_stack
     chaos_stack.stack.ledger.disarm()
     chaos_stack.s3_faults()
+    chaos_stack.batch_fault(fault="refuse_capacity", queue=Queue.G6E, clear=True)
     for name in chaos_stack.stack.controllers:
         chaos_stack.stack.kill_controller(name)
 

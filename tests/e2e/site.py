@@ -61,12 +61,14 @@ def pictures() -> dict[str, bytes]:
     return files
 
 
-def eventually(condition: Callable[[], Any], what: str, limit_seconds: float = LIMIT_SECONDS) -> Any:
-    """The first true value of `condition`, asked every few milliseconds."""
+def eventually(
+    condition: Callable[[], Any], what: str, limit_seconds: float = LIMIT_SECONDS, *, pause_seconds: float = 0.01
+) -> Any:
+    """The first true value of `condition`, asked every `pause_seconds`."""
     deadline = time.monotonic() + limit_seconds
     while not (value := condition()):
         assert time.monotonic() < deadline, f"not within {limit_seconds:g} s: {what}"
-        time.sleep(0.01)
+        time.sleep(pause_seconds)
     return value
 
 
