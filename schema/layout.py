@@ -93,3 +93,5 @@ def commit_key(shard: int, generation: int) -> str:
 
 MANIFEST = "manifest.json"
 FAILURES = "failures.parquet"
+#: Bytes that the longest key of an output has below `output.uri`.
+LONGEST_BELOW_OUTPUT = len(f"{'0' * 16}/{partial_key(0, 0, '0' * 64)}")

@@ -34,7 +34,8 @@ from controller.core.rejects import (
     unknown_request,
 )
 from controller.core.wire import Message, Request, read
-from schema.layout import Location
+from schema.fields import MAX_KEY_BYTES
+from schema.layout import LONGEST_BELOW_OUTPUT, Location
 from schema.messages import (
     InlineSource,
     ManifestSource,
@@ -192,6 +193,11 @@ def _places(message: RequestSubmit, tenant: TenantPolicy) -> Reject | None:
     output = Location.parse(message.output.uri)
     if not _allowed(output.bucket, output.join("").key, tenant.outputs):
         return _forbidden("write to that prefix of", output.bucket, "data.output.uri")
+    longest = MAX_KEY_BYTES - LONGEST_BELOW_OUTPUT
+    if len(output.join("").key.encode()) > longest:
+        reason = f"keys below that prefix would be longer than S3 takes ({MAX_KEY_BYTES} bytes)"
+        fix = f"use a prefix of at most {longest} bytes in UTF-8"
+        return replace(_no(RejectCode.INVALID_FIELD, reason, "data.output.uri"), fix=fix)
     return None
 
 

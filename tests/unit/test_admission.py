@@ -26,6 +26,7 @@ from controller.core.admission import (
     unknown_request,
 )
 from controller.core.rejects import ADVICE, MAX_ORIGINAL_BYTES, RULES, cut
+from schema.layout import partial_key
 from schema.messages import MessageType, Mode, RejectCode, encode
 
 EXAMPLES = Path(__file__).parents[2] / "schema" / "examples"
@@ -254,6 +255,16 @@ def test_models_of_a_tenant(entries: tuple[str, ...], allowed: bool) -> None:
     tenant = TenantPolicy(("s3://stock/",), ("s3://embeddings/",), entries)
     policy = Policy({"search": tenant}, POLICY.models, POLICY.queues, POLICY.max_body_bytes)
     assert isinstance(admitted(minimal(), policy), Submit) == allowed
+
+
+def test_an_output_prefix_leaves_room_for_the_keys_below_it() -> None:
+    longest = f"0123456789abcdef/{partial_key(0, 0, 'f' * 64)}"
+    fits = "search/".ljust(1024 - len(longest) - 1, "o")
+    assert isinstance(admitted(minimal(output={"uri": f"s3://embeddings/{fits}"})), Submit)
+    for too_long in (fits + "o", fits[:-1] + "ö"):
+        refused = refusal(minimal(output={"uri": f"s3://embeddings/{too_long}"}))
+        assert (refused.code, refused.field) == (RejectCode.INVALID_FIELD, "data.output.uri")
+        assert str(len(fits) + 1) in refused.fix
 
 
 def test_multi_node_needs_an_on_demand_queue() -> None:
