@@ -190,11 +190,11 @@ def _places(message: RequestSubmit, tenant: TenantPolicy) -> Reject | None:
                 refused = _forbidden("read that prefix of", source.bucket, "data.source.prefix", fix)
     if refused is not None:
         return refused
-    output = Location.parse(message.output.uri)
-    if not _allowed(output.bucket, output.join("").key, tenant.outputs):
+    output = Location.parse(message.output.uri).join("")
+    if not _allowed(output.bucket, output.key, tenant.outputs):
         return _forbidden("write to that prefix of", output.bucket, "data.output.uri")
     longest = MAX_KEY_BYTES - LONGEST_BELOW_OUTPUT
-    if len(output.join("").key.encode()) > longest:
+    if len(output.key.encode()) > longest:
         reason = f"keys below that prefix would be longer than S3 takes ({MAX_KEY_BYTES} bytes)"
         fix = f"use a prefix of at most {longest} bytes in UTF-8"
         return replace(_no(RejectCode.INVALID_FIELD, reason, "data.output.uri"), fix=fix)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from controller.core.backlogs import Lane, give_back, shares, surplus, withdraw
 from controller.core.batching import batches
@@ -105,27 +105,24 @@ def _last_of_the_work(
     moving = stranded or any(load.running for load in loads.values())
     if seen.page_full or len(seen.shards) > sum(rooms.values()) or not moving:
         return {}, {}
-    lanes = [
-        _lane(seen, states[spec.name], loads[spec.name], now) for spec in seen.queues if not states[spec.name].paused
-    ]
+    starting = {
+        name
+        for name, load in loads.items()
+        if states[name].circuit is Circuit.CLOSED and not load.stalled(seen.limits.stall_seconds, now)
+    }
+    able = [loads[spec.name] for spec in seen.queues if not states[spec.name].paused]
+    lanes = [_lane(seen, load, load.name in starting) for load in able]
     wanted = shares(lanes, sum(lane.waiting for lane in lanes) + len(seen.shards))
     if not wanted:
         return {}, {}
-    stalled = [lane for lane in lanes if not _may_start_all(seen, states[lane.name], loads[lane.name], now)]
+    stalled = [lane for lane in lanes if lane.name not in starting]
     return {lane.name: max(0, wanted[lane.name] - lane.waiting) for lane in lanes}, surplus(stalled, wanted)
 
 
-def _may_start_all(seen: Situation, state: QueueState, load: QueueLoad, now: datetime) -> bool:
-    """Whether instances may still be coming up for all that the queue was just given."""
-    stall = timedelta(seconds=seen.limits.stall_seconds)
-    fresh = load.oldest_queued_at is None or now - load.oldest_queued_at < stall
-    return state.circuit is Circuit.CLOSED and fresh
-
-
-def _lane(seen: Situation, state: QueueState, load: QueueLoad, now: datetime) -> Lane:
-    """An idle queue is good for a few."""
+def _lane(seen: Situation, load: QueueLoad, starting: bool) -> Lane:
+    """`starting`: instances may be coming up for all that it was given. An idle queue is good for a few."""
     slots = load.running
-    if _may_start_all(seen, state, load, now):
+    if starting:
         slots = max(slots + load.waiting, seen.limits.probe_size)
     speeds = [by_queue[load.name] for by_queue in seen.speeds.values() if load.name in by_queue]
     seconds = len(speeds) / sum(speeds) if speeds and sum(speeds) > 0 else 1.0

@@ -9,7 +9,7 @@ at once: see circuits.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from itertools import groupby
 from math import ceil
 
@@ -50,8 +50,8 @@ def within_quotas(
                 limited[spec.name] = min(cap, max(rooms[spec.name], offered))
             else:
                 limited[spec.name] = min(rooms[spec.name], offered)
-            fresh = load.oldest_queued_at is None or now - load.oldest_queued_at < timedelta(seconds=stall_seconds)
-            free = max(0, free - (limited[spec.name] + (load.waiting if fresh else 0)) * spec.vcpus)
+            starting = 0 if load.stalled(stall_seconds, now) else load.waiting
+            free = max(0, free - (limited[spec.name] + starting) * spec.vcpus)
     return limited
 
 

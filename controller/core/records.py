@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
@@ -200,6 +200,10 @@ class QueueLoad:
     def waiting(self) -> int:
         """Sent, not started, and not on its way back."""
         return self.submitting + self.queued - self.stopping
+
+    def stalled(self, seconds: float, now: datetime) -> bool:
+        """Whether its head waits for so long that instances cannot be coming up for it any more."""
+        return self.oldest_queued_at is not None and now - self.oldest_queued_at >= timedelta(seconds=seconds)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,6 @@
 """Which change of state came soon after which fault: the table that tells what the seeds have not tried yet.
 
-A cell is a kind of fault and a legal move of `schema.states`. It is filled when the move came within COVERED_SECONDS of
-such a fault in some seed.
+A cell is a kind of fault and a legal move of `schema.states`.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections import Counter
 
 from schema.states import MOVES
 
-#: (fault, what, before, after) → how often
+#: (fault, what, before, after) → how often that change came within `run.COVERED_SECONDS` of that fault
 Covered = Counter[tuple[str, str, str, str]]
 
 ALL_MOVES = tuple(

@@ -28,7 +28,7 @@ from tests.simulation.scheduler import ACTOR, Actor, Crashed, Process, Scheduler
 
 BEFORE, AFTER = "connection lost", "answer of the commit lost"
 LOCK_NOT_AVAILABLE = "55P03"
-#: Commits after which rows are no longer read back.
+#: After so many looks, rows that were committed before are no longer read back.
 FORGET_EVERY = 8
 #: Virtual; as the store's own lock_timeout.
 LOCK_SECONDS = 10.0
@@ -100,7 +100,7 @@ class Server:
         self._reads = {name: await self._monitor.prepare(_select(name)) for name in SHAPES}
         self._oldest_open = await self._monitor.prepare(_OLDEST_OPEN)
         self._horizon = await self._oldest_open.fetchval()
-        self._commits = 0
+        self._looks = 0
 
     async def close(self) -> None:
         assert self._monitor is not None
@@ -121,7 +121,7 @@ class Server:
         return self._monitor
 
     async def written(self, tables: Iterable[str]) -> dict[str, list[Any]]:
-        """Rows of these tables that may have changed since the last `read`."""
+        """Rows of these tables that may have changed since the last `forget`."""
         found = {}
         for name in sorted(tables):
             rows = await self._reads[name].fetch(self._horizon)
@@ -129,11 +129,11 @@ class Server:
                 found[name] = [_record(name, dict(row)) for row in rows]
         return found
 
-    async def read(self) -> None:
-        """All that was committed was looked at: from now on only what is open or comes has to be. Not each time, as it
-        costs a round trip, and rows that are looked at twice cost little."""
-        self._commits += 1
-        if self._commits % FORGET_EVERY == 0:
+    async def forget(self) -> None:
+        """All that was committed has been looked at: from now on only what is open or comes has to be. Not each time,
+        as it costs a round trip, and rows that are looked at twice cost little."""
+        self._looks += 1
+        if self._looks % FORGET_EVERY == 0:
             self._horizon = await self._oldest_open.fetchval()
 
 
@@ -177,7 +177,7 @@ class Database:
         for actor, tables in unread:
             self._on_write(Written(actor, await self.server.written(tables)))
         if unread:
-            await self.server.read()
+            await self.server.forget()
         return True
 
     async def inside(self, work: Awaitable[Any]) -> Any:

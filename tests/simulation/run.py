@@ -26,6 +26,7 @@ from schema.messages import MessageType, RequestCancel, RequestSubmit, encode
 from schema.states import REQUEST_TERMINAL, AttemptState, RequestState
 from tests.simulation.batch import Child, SimBatch, Worker
 from tests.simulation.checks import Checker
+from tests.simulation.coverage import Covered
 from tests.simulation.database import Server
 from tests.simulation.faults import END_SECONDS, Faults
 from tests.simulation.messages import Queue
@@ -50,8 +51,7 @@ class Result:
     faults: Counter[str]
     violations: list[str]
     log: list[str]
-    #: (fault, what, before, after) → how often that change came within COVERED_SECONDS of that fault
-    covered: Counter[tuple[str, str, str, str]] = field(default_factory=Counter)
+    covered: Covered = field(default_factory=Counter)
 
 
 class SimClock:
@@ -107,7 +107,7 @@ class Simulation:
         self.world = World(scheduler, self.objects, self.reports, Habits())
         self.batch = SimBatch(scheduler, self.events, CAPACITY, self._start_worker)
         self.faults = Faults(self)
-        self.covered: Counter[tuple[str, str, str, str]] = Counter()
+        self.covered: Covered = Counter()
         self.checker = Checker(scheduler, self.world, self.settings.storage.control_bucket, self._moved)
         self.checker.batch, self.checker.policy = self.batch, self.settings.policy()
         self.checker.failures = self.settings.retries.failures

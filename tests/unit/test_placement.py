@@ -179,6 +179,13 @@ def test_the_canary_goes_too_when_it_is_the_last_of_the_work() -> None:
     assert stops(situation(loads=DRY, waiting=held(g6e=5))) == {"g6e": 5}
 
 
+def test_the_last_of_the_work_moves_only_from_a_queue_that_had_time_to_start_it() -> None:
+    """Seen in the demo: shards a second old went to idle queues while their instances came up."""
+    for age, moved in ((1, {}), (299, {}), (300, {"g6e": 5})):
+        busy = {"g6e": load(running=2, queued=7, oldest_queued_at=ago(age))}
+        assert stops(situation(loads=busy, waiting=held(g6e=7))) == moved, age
+
+
 def test_nothing_goes_back_while_everything_is_dry() -> None:
     dry = {name: load(name, queued=5, oldest_queued_at=ago(1000)) for name in ("g6e", "g6", "g5", "ondemand")}
     assert stops(situation(loads=dry, waiting=held(g6e=5, g6=5, g5=5, ondemand=5))) == {}

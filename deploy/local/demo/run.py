@@ -39,7 +39,7 @@ MODEL = "efficientnet-lite0@1"
 UNTRAINED = "efficientnet-lite0-random@1"
 INDEX = "demo"
 SHARDS, CHUNKS_A_SHARD, ARRAY_MAX, SLOW_SHARD = 9, 4, 4, 4
-#: One shard less than there are: it overflows to the next queue, alone.
+#: The last shard overflows to the next queue, and is a job of its own there.
 BACKLOG = SHARDS - 1
 #: The awkward files lie beside each other, and bad ones are 8 % of their shard.
 TOLERANCE = 0.2
