@@ -152,7 +152,12 @@ def test_cancelled_requests(site: ChaosSite, crash_free: Output, record_property
 
 
 def test_workers(site: ChaosSite, crash_free: Output, record_property: Callable[..., None]) -> None:
-    """A preparation that dies once its plan is written is not run again: each request meets one of the points that follow."""
+    """A preparation that dies once its plan is written is not run again, so each request meets one point that follows.
+
+    What it writes is slow, so that it lives for a heartbeat.
+    """
+    written = Rule(action=Action.DELAY, prefix=f"{BucketName.CONTROL}/requests/", methods=frozenset({"PUT"}), seconds=1)
+    site.s3_faults(written)
     before = arm(site, worker_points())
     with site.controllers("one"):
         for number in range(3):
