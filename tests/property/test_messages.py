@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from controller.core.admission import Amend, Cancel, Policy, Reject, Submit, TenantPolicy, admit, body_digest, rejected
@@ -24,8 +24,6 @@ POLICY = Policy(
     queues={"g6e": False, "g6": False, "g5": False, "g6e-on-demand": True},
     max_body_bytes=256 * 1024,
 )
-
-unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy
 
 any_text = st.text(st.characters(exclude_categories=[]))  # lone surrogates and NUL included
 scalars = (
@@ -79,7 +77,6 @@ def check_answer(body: str, answer: Submit | Cancel | Amend | Reject) -> None:
     assert len(event) < 1024 * 1024
 
 
-@unhurried
 @given(any_text)
 @example("[" * 100_000)
 @example('{"a":' * 50_000)
@@ -90,20 +87,17 @@ def test_any_text_gets_an_answer(body: str) -> None:
     check_answer(body, admit(body, POLICY, NOW))
 
 
-@unhurried
 @given(values)
 def test_any_json_gets_an_answer(document: Any) -> None:
     body = json.dumps(document)
     check_answer(body, admit(body, POLICY, NOW))
 
 
-@unhurried
 @given(nearly_valid())
 def test_a_damaged_message_gets_an_answer(body: str) -> None:
     check_answer(body, admit(body, POLICY, NOW))
 
 
-@unhurried
 @given(st.sampled_from(SMALL), st.integers(min_value=0), st.integers(min_value=0, max_value=0x10FFFF))
 def test_a_message_cut_or_with_one_character_replaced_gets_an_answer(document: Any, at: int, code: int) -> None:
     body = json.dumps(document, ensure_ascii=False)
@@ -127,7 +121,6 @@ def check_refused(answer: Submit | Cancel | Amend | Reject) -> None:
     assert answer.code in (RejectCode.FORBIDDEN_BUCKET, RejectCode.INVALID_FIELD)
 
 
-@unhurried
 @given(buckets, keys, st.lists(keys, max_size=2))
 def test_what_is_read_lies_within_the_allow_list(bucket: str, key: str, others: list[str]) -> None:
     for source in (
@@ -145,7 +138,6 @@ def test_what_is_read_lies_within_the_allow_list(bucket: str, key: str, others: 
             assert ".." not in name.split("/")
 
 
-@unhurried
 @given(st.sampled_from(["embeddings", "embeddings", "embedding", "stock"]), keys)
 def test_what_is_written_lies_within_the_allow_list(bucket: str, key: str) -> None:
     answer = answer_to(output={"uri": f"s3://{bucket}/{key}"})
@@ -160,7 +152,6 @@ GOLDEN_MINIMAL = json.loads((EXAMPLES / "valid/request.submit/minimal.json").rea
 SUBMITS = [document for document in SMALL if document["type"] == "request.submit"]
 
 
-@unhurried
 @given(
     st.sampled_from(SUBMITS),
     st.randoms(use_true_random=False),
@@ -177,7 +168,6 @@ def test_digest_survives_reordering_and_unknown_fields(document: Any, random: An
     assert body_digest(plain) == body_digest(again) == body_digest(stated)
 
 
-@unhurried
 @given(st.datetimes(timezones=st.timezones()), st.datetimes(timezones=st.just(UTC)))
 def test_a_deadline_is_taken_exactly_when_it_is_ahead(deadline: datetime, now: datetime) -> None:
     try:

@@ -71,7 +71,7 @@ def test_no_middle_where_there_is_no_room() -> None:
     assert middle("a" * 1024, "a" * 1023 + "b") is None
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.sets(st.text(characters, min_size=1, max_size=5) | st.text("ab0/", min_size=1, max_size=8), max_size=80),
     st.integers(1, 7),
