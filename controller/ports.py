@@ -12,7 +12,7 @@ Expected outcomes are values; the exceptions below are the whole error tree:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -213,6 +213,10 @@ class Requests(Protocol):
 
     async def get(self, request_id: str) -> Request | None: ...
 
+    async def of_ids(self, request_ids: Collection[str]) -> Mapping[str, Request]:
+        """Those that there are, by id."""
+        ...
+
     async def apply(self, change: RequestChange) -> bool: ...
 
     async def amend(
@@ -342,6 +346,10 @@ class Jobs(Protocol):
     async def insert(self, job: Job) -> None: ...
 
     async def get(self, job_id: str) -> Job | None: ...
+
+    async def of_ids(self, job_ids: Collection[str]) -> Mapping[str, Job]:
+        """Those that there are, by id."""
+        ...
 
     async def apply(self, change: JobChange) -> bool: ...
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import random
-import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
 from pydantic import ValidationError
@@ -63,7 +64,9 @@ def check_not_void(s3: Any, assignment_uri: str) -> None:
         raise Voided("the assignment was withdrawn")
 
 
-def commit(s3: Any, output: Location, place: Location, marker: CommitMarker) -> CommitMarker:
+def commit(
+    s3: Any, output: Location, place: Location, marker: CommitMarker, *, sleep: Callable[[float], None] = time.sleep
+) -> CommitMarker:
     """Write the marker unless there is one; gives the one that holds, ours or another's."""
     for tries in range(1, TRIES + 1):
         try:
@@ -80,7 +83,7 @@ def commit(s3: Any, output: Location, place: Location, marker: CommitMarker) -> 
         if _status(refused) in (400, 403, 404):
             raise CommitFailed(f"{place.uri} cannot be written: {refused}") from refused
         if tries < TRIES:
-            threading.Event().wait(pause_seconds(tries, random.uniform))
+            sleep(pause_seconds(tries, random.uniform))
     raise CommitFailed(f"{place.uri} could not be written in {TRIES} tries")
 
 

@@ -57,11 +57,10 @@ class Dispatch:
             shards = await tx.shards.due(context.clock.now(), context.settings.loops.page)
             waiting = await tx.attempts.waiting(context.settings.loops.page)
             names = {shard.request_id for shard in shards} | {held.request_id for held in waiting}
-            found = [await tx.requests.get(name) for name in sorted(names)]
+            requests = await tx.requests.of_ids(names)
             states = await tx.queues.all()
             freeze = await tx.queues.freeze()
             loads = {load.name: self._remember_busy(load) for load in await tx.attempts.loads()}
-        requests = {request.id: request for request in found if request is not None}
         return cycle.Situation(
             queues=context.queue_specs,
             states=states,

@@ -91,10 +91,10 @@ class Reconcile:
     async def _batch_ids(self, due: Sequence[Attempt]) -> dict[str, str]:
         """Attempt id → the id to describe; attempts whose job has none yet are left out."""
         async with self._context.store.transaction() as tx:
-            jobs = {name: await tx.jobs.get(name) for name in sorted({attempt.job_id for attempt in due})}
+            jobs = await tx.jobs.of_ids({attempt.job_id for attempt in due})
         found: dict[str, str] = {}
         for attempt in due:
-            job = jobs[attempt.job_id]
+            job = jobs.get(attempt.job_id)
             name = attempt.batch_job_id or (None if job is None else batch_id(job, attempt))
             if name is not None:
                 found[attempt.id] = name
@@ -180,10 +180,12 @@ class Reconcile:
     async def _recover(self, request_ids: set[str | None]) -> None:
         """Insert the requests that only Batch and S3 remember (I1); one that is known changes nothing."""
         context = self._context
-        names = sorted(filter(None, request_ids))
+        names = set(filter(None, request_ids))
+        if not names:
+            return
         async with context.store.transaction() as tx:
-            unknown = [name for name in names if await tx.requests.get(name) is None]
-        for request_id in unknown:
+            known = await tx.requests.of_ids(names)
+        for request_id in sorted(names - known.keys()):
             body = await context.objects.get(context.control(request_key(request_id)))
             if body is None:
                 continue

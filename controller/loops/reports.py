@@ -71,13 +71,16 @@ class Reports:
             await settle(context, attempt.id)
 
     async def _add_up(self, tx: Transaction, attempt: Attempt, report: WorkerReport, now: datetime) -> None:
+        deltas = figure_deltas(attempt.figures, report.figures) if attempt.kind is JobKind.INFER else {}
+        indexed = attempt.kind is JobKind.INDEX and report.exit_code is ExitCode.OK
+        if not deltas and not indexed:
+            return
         request = await tx.requests.get(attempt.request_id)
         assert request is not None
-        if attempt.kind is JobKind.INFER:
-            deltas = figure_deltas(attempt.figures, report.figures)
+        if deltas:
             keys = {TotalKey(name=n, model=request.model, queue=attempt.queue): d for n, d in deltas.items()}
             await tx.totals.add(keys)
-        if attempt.kind is JobKind.INDEX and report.exit_code is ExitCode.OK:
+        if indexed:
             await tx.shards.mark_indexed(request.id, report.loaded, now)
             if report.manifest_uri is not None:
                 await tx.requests.apply(transitions.finalised(request, report.manifest_uri, report.failures_uri, now))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -26,6 +26,8 @@ _BY_AGE = (jobs.c.created_at, jobs.c.id)
 INSERT = insert(jobs)
 #: One job.
 GET = select(*SHAPE.columns).where(jobs.c.id == text("id"))
+#: Jobs with these ids.
+OF_IDS = select(*SHAPE.columns).where(among(jobs.c.id, "ids")).order_by(jobs.c.id)
 #: Jobs whose Batch id is not known, oldest first.
 INTENDED = select(*SHAPE.columns).where(jobs.c.state == fixed(JobState.INTENDED)).order_by(*_BY_AGE).limit(LIMIT)
 _ALIVE = (
@@ -58,6 +60,9 @@ class SqlJobs:
 
     async def get(self, job_id: str) -> Job | None:
         return SHAPE.read_one(await self._connection.row(GET, id=job_id))
+
+    async def of_ids(self, job_ids: Collection[str]) -> Mapping[str, Job]:
+        return {job.id: job for job in await self._read(OF_IDS, ids=sorted(job_ids))}
 
     async def apply(self, change: JobChange) -> bool:
         statement = (

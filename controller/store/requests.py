@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -24,6 +24,8 @@ SHAPE = Shape(Request, requests, state=RequestState)
 INSERT = insert(requests).on_conflict_do_nothing()
 #: One request.
 GET = select(*SHAPE.columns).where(requests.c.id == text("id"))
+#: Requests with these ids.
+OF_IDS = select(*SHAPE.columns).where(among(requests.c.id, "ids")).order_by(requests.c.id)
 #: Requests in some states that nobody works on, the most urgent first.
 CLAIM = claim(requests, among(requests.c.state, "states"), ("-priority", "created_at", "id"), SHAPE.columns)
 #: Give back what one replica holds.
@@ -61,6 +63,10 @@ class SqlRequests:
 
     async def get(self, request_id: str) -> Request | None:
         return SHAPE.read_one(await self._connection.row(GET, id=request_id))
+
+    async def of_ids(self, request_ids: Collection[str]) -> Mapping[str, Request]:
+        rows = await self._connection.rows(OF_IDS, ids=sorted(request_ids))
+        return {row.id: SHAPE.read(row) for row in rows}
 
     async def apply(self, change: RequestChange) -> bool:
         statement = (

@@ -25,10 +25,10 @@ NO_LOOP = "api"
 INWARD = {"clock", "entropy", "recorder"}
 #: Methods of the store that write nothing: a crash beside them is the crash before or after the next write.
 READS = {
-    "requests": {"get", "in_states", "search"},
+    "requests": {"get", "of_ids", "in_states", "search"},
     "shards": {"get", "due", "counts", "unindexed", "succeeded", "search"},
     "attempts": {"get", "by_batch_job_id", "of_job", "of_shard", "of_kind", "live", "stops_wanted", "loads"},
-    "jobs": {"get", "intended", "known_names", "live_of_request"},
+    "jobs": {"get", "of_ids", "intended", "known_names", "live_of_request"},
     "leases": {"fence"},
     "queues": {"all", "freeze"},
     "events": {"of_request"},

@@ -112,6 +112,13 @@ async def test_a_job_closes_when_its_last_attempt_has_ended(store: PostgresStore
     assert (await read(store, "j-1")).state is JobState.SUBMITTED
 
 
+async def test_many_at_once_and_only_those_that_there_are(store: PostgresStore) -> None:
+    await fill(store, request(), named(1), named(2), named(3))
+    async with store.transaction() as tx:
+        assert await tx.jobs.of_ids({"j-3", "j-1", "j-9"}) == {"j-1": named(1), "j-3": named(3)}
+        assert await tx.jobs.of_ids([]) == {}
+
+
 async def test_names_that_are_known(store: PostgresStore) -> None:
     await fill(store, request(), named(1), named(2))
     async with store.transaction() as tx:

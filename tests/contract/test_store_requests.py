@@ -51,6 +51,13 @@ async def test_a_request_comes_back_as_it_was(store: PostgresStore) -> None:
         assert await tx.requests.get("r-2") is None
 
 
+async def test_many_at_once_and_only_those_that_there_are(store: PostgresStore) -> None:
+    await fill(store, named(1), named(2), named(3))
+    async with store.transaction() as tx:
+        assert await tx.requests.of_ids({"r-3", "r-1", "r-9"}) == {"r-1": named(1), "r-3": named(3)}
+        assert await tx.requests.of_ids([]) == {}
+
+
 async def test_a_second_insert_of_the_id_or_the_key_changes_nothing(store: PostgresStore) -> None:
     first = request()
     await fill(store, first)

@@ -7,7 +7,6 @@ program fixes PYTHONHASHSEED for itself.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import subprocess
@@ -23,6 +22,7 @@ from tests.postgres import postgres_server
 from tests.simulation.coverage import Covered, dumped, loaded, table
 from tests.simulation.database import Server
 from tests.simulation.run import Result, Simulation
+from tests.simulation.scheduler import run
 
 COVERED = "covered "
 #: Seeds that once broke a promise; always run.
@@ -97,7 +97,7 @@ def _here(seeds: list[int], arguments: argparse.Namespace, covered: Covered) -> 
             say(f"  again: python -m tests.simulation --seed {result.seed} --log")
 
     with tempfile.TemporaryDirectory() as folder, postgres_server(Path(folder)) as postgres, postgres.database() as url:
-        results = asyncio.run(play(url, seeds, report))
+        results = run(play(url, seeds, report))
     broken = sum(1 for result in results if result.violations)
     return {"seeds": len(results), "violations": broken, "steps": sum(result.steps for result in results)}
 

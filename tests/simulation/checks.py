@@ -54,6 +54,9 @@ class Checker:
     jobs: dict[str, Job] = field(default_factory=dict)
     lease: Lease | None = None
     totals: dict[TotalKey, float] = field(default_factory=dict)
+    #: What the rows say that the totals are, and each attempt's part of it.
+    expected: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    parts: dict[str, dict[tuple[str, str, str], float]] = field(default_factory=dict)
     operations: dict[str, Operation] = field(default_factory=dict)
     violations: list[str] = field(default_factory=list)
     policy: Any = None
@@ -113,6 +116,7 @@ class Checker:
             return
         self._moves("attempt", ATTEMPT_MOVES, before, attempt)
         self.attempts[attempt.id] = attempt
+        self._add_up(attempt)
         if before is None:
             self._resubmission(attempt, written)
             return
@@ -188,18 +192,23 @@ class Checker:
 
     def _totals(self) -> list[str]:
         """I9: what is exported equals what the rows say."""
-        expected: Counter[tuple[str, str, str]] = Counter()
-        for attempt in self.attempts.values():
-            if attempt.outcome is not None:
-                expected["attempts", attempt.queue, attempt.outcome.value] += 1
-            if attempt.kind is JobKind.INFER:
-                for name in SUMMED:
-                    expected[name, attempt.queue, ""] += getattr(self._figures(attempt), name)
+        expected = self.expected
         shown = Counter(
             {(k.name, k.queue, k.label): v for k, v in self.totals.items() if k.name in (*SUMMED, "attempts")}
         )
         names = {key for key in expected | shown if round(expected[key]) != round(shown[key])}
         return [f"I9: {key} is {shown[key]:g}, the rows say {expected[key]}" for key in sorted(names)]
+
+    def _add_up(self, attempt: Attempt) -> None:
+        part: dict[tuple[str, str, str], float] = {}
+        if attempt.outcome is not None:
+            part["attempts", attempt.queue, attempt.outcome.value] = 1
+        if attempt.kind is JobKind.INFER:
+            figures = self._figures(attempt)
+            part |= {(name, attempt.queue, ""): getattr(figures, name) for name in SUMMED}
+        self.expected.subtract(self.parts.get(attempt.id, {}))
+        self.expected.update(part)
+        self.parts[attempt.id] = part
 
     def _budgets(self, attempts: list[Attempt]) -> list[str]:
         """I8: failures of the shard's own, over all outcomes of that budget."""

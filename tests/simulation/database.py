@@ -4,12 +4,14 @@ Transactions of all loops and controllers are open side by side, but only one st
 have to wait for a lock is undone to a savepoint, parked until some transaction has ended, and run again: so the seed
 decides who gets the lock, and not the operating system. A crash ends the connections of its process in mid-transaction.
 After each transaction that wrote something, the rows it wrote are read back, by the age of their transactions, so that
-every change can be checked.
+every change can be checked. A transaction is begun at its first statement that writes or locks: at READ COMMITTED
+nothing before that can tell the difference, and most never come so far.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
@@ -18,9 +20,10 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import asyncpg
-from sqlalchemy import Executable, Select, text
+from sqlalchemy import Executable, Select, UpdateBase
 from sqlalchemy.exc import DBAPIError, ResourceClosedError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.sql import visitors
 
 from controller.store import attempts, events, jobs, leases, measures, operations, queues, requests, shards, totals
 from controller.store.rows import Shape
@@ -28,13 +31,10 @@ from tests.simulation.scheduler import ACTOR, Actor, Crashed, Process, Scheduler
 
 BEFORE, AFTER = "connection lost", "answer of the commit lost"
 LOCK_NOT_AVAILABLE = "55P03"
-#: After so many looks, rows that were committed before are no longer read back.
-FORGET_EVERY = 8
 #: Virtual; as the store's own lock_timeout.
 LOCK_SECONDS = 10.0
 _MODULES = (attempts, events, jobs, leases, measures, operations, queues, requests, shards, totals)
-_SAVEPOINT, _BACK = text("SAVEPOINT s"), text("ROLLBACK TO SAVEPOINT s")
-_OLDEST_OPEN = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
+_OLDEST_OPEN = "pg_snapshot_xmin(pg_current_snapshot())::text::bigint"
 SHAPES: Mapping[str, Shape[Any]] = {
     "requests": requests.SHAPE,
     "shards": shards.SHAPE,
@@ -67,6 +67,14 @@ def statement_name(statement: Executable) -> str:
     return f"{type(statement).__name__.upper()} {table}" if table is not None else type(statement).__name__.upper()
 
 
+@functools.cache
+def kind_of(statement: Executable) -> tuple[bool, bool]:
+    """Whether it writes rows, and whether it writes or locks any, if only in a part of it."""
+    parts = list(visitors.iterate(statement))  # type: ignore[arg-type]
+    writes = any(isinstance(part, UpdateBase) for part in parts)
+    return writes, writes or any(isinstance(part, Select) and part._for_update_arg is not None for part in parts)
+
+
 @dataclass(frozen=True)
 class Written:
     """The rows that one transaction wrote, as records, by table; some older ones may be among them, unchanged."""
@@ -85,6 +93,7 @@ class Server:
             pool_size=60,
             max_overflow=0,
             pool_use_lifo=True,
+            isolation_level="AUTOCOMMIT",
             connect_args={
                 "server_settings": {"jit": "off", "lock_timeout": "1", "plan_cache_mode": "force_generic_plan"}
             },
@@ -95,12 +104,12 @@ class Server:
         self._monitor = await asyncpg.connect(self._url.replace("+asyncpg", ""))
         found = await self._monitor.fetch("SELECT tablename FROM pg_tables WHERE schemaname = 'public' ORDER BY 1")
         self._tables = [row[0] for row in found if row[0] != "alembic_version"]
-        for kind in ("json", "jsonb"):
-            await self._monitor.set_type_codec(kind, schema="pg_catalog", encoder=json.dumps, decoder=json.loads)
-        self._reads = {name: await self._monitor.prepare(_select(name)) for name in SHAPES}
-        self._oldest_open = await self._monitor.prepare(_OLDEST_OPEN)
-        self._horizon = await self._oldest_open.fetchval()
-        self._looks = 0
+        # Inside of rows asyncpg reads binary formats only; that of jsonb is the text behind one byte.
+        await self._monitor.set_type_codec(
+            "jsonb", schema="pg_catalog", encoder=bytes, decoder=lambda body: json.loads(body[1:]), format="binary"
+        )
+        self._reads: dict[tuple[str, ...], Any] = {}
+        self._horizon = self._oldest_open = 0
 
     async def close(self) -> None:
         assert self._monitor is not None
@@ -121,32 +130,27 @@ class Server:
         return self._monitor
 
     async def written(self, tables: Iterable[str]) -> dict[str, list[Any]]:
-        """Rows of these tables that may have changed since the last `forget`."""
-        found = {}
-        for name in sorted(tables):
-            rows = await self._reads[name].fetch(self._horizon)
-            if rows:
-                found[name] = [_record(name, dict(row)) for row in rows]
-        return found
+        """Rows of these tables that may have changed since the last `forget`, in one round trip."""
+        names = tuple(sorted(tables))
+        if names not in self._reads:
+            self._reads[names] = await self.monitor.prepare(f"SELECT {_OLDEST_OPEN}, {', '.join(map(_changed, names))}")
+        self._oldest_open, *found = await self._reads[names].fetchrow(self._horizon)
+        return {name: [_record(name, row) for row in rows] for name, rows in zip(names, found, strict=True)}
 
-    async def forget(self) -> None:
-        """All that was committed has been looked at: from now on only what is open or comes has to be. Not each time,
-        as it costs a round trip, and rows that are looked at twice cost little."""
-        self._looks += 1
-        if self._looks % FORGET_EVERY == 0:
-            self._horizon = await self._oldest_open.fetchval()
+    def forget(self) -> None:
+        """All that was committed has been looked at: from now on only what was open then or comes has to be."""
+        self._horizon = self._oldest_open
 
 
-def _select(table: str) -> str:
-    columns = [column.name for column in SHAPES[table].columns] + (["value"] if table == "totals" else [])
-    return f"SELECT {', '.join(columns)} FROM {table} WHERE xmin::text::bigint >= $1"
+def _changed(table: str) -> str:
+    return f"ARRAY(SELECT changed FROM {table} AS changed WHERE xmin::text::bigint >= $1)"
 
 
-def _record(table: str, values: dict[str, Any]) -> Any:
+def _record(table: str, row: asyncpg.Record) -> Any:
     """A record of the core; of a total the key and its value."""
-    value = values.pop("value", None)
+    values = {column.name: row[column.name] for column in SHAPES[table].columns}
     record = SHAPES[table].read(SimpleNamespace(_mapping=values))  # type: ignore[arg-type]
-    return record if value is None else (record, value)
+    return (record, row["value"]) if table == "totals" else record
 
 
 class Database:
@@ -177,7 +181,7 @@ class Database:
         for actor, tables in unread:
             self._on_write(Written(actor, await self.server.written(tables)))
         if unread:
-            await self.server.forget()
+            self.server.forget()
         return True
 
     async def inside(self, work: Awaitable[Any]) -> Any:
@@ -218,18 +222,21 @@ class SimConnection:
     def __init__(self, database: Database, raw: AsyncConnection) -> None:
         self._database = database
         self._raw = raw
+        self._driver: Any = None
         self.gone = False
         self._begun = False
         self._tables: set[str] = set()
-        self.pid = 0
+
+    @property
+    def pid(self) -> int:
+        return self._driver.get_server_pid()
 
     async def start(self) -> None:
         actor = ACTOR.get()
         if actor.process.dead:
             raise Crashed
         await self._database.inside(self._raw.start())
-        raw = await self._raw.get_raw_connection()
-        self.pid = raw.driver_connection.get_server_pid()  # type: ignore[union-attr]
+        self._driver = (await self._raw.get_raw_connection()).driver_connection
         self._database.opened(self, actor.process)
 
     async def execute(self, statement: Executable, values: Any = None) -> Any:
@@ -250,43 +257,46 @@ class SimConnection:
 
     async def _attempt(self, statement: Executable, values: Any) -> Any:
         """Run it; when a lock is taken, leave the transaction as it was before."""
-        if isinstance(statement, Select) and statement._for_update_arg is None:
-            result = await self._raw.execute(statement, values)
-            self._begun = True
-            return result
-        if self._begun:
-            await self._raw.execute(_SAVEPOINT)
+        writes, locks = kind_of(statement)
+        if not locks:
+            return await self._raw.execute(statement, values)
+        await self._driver.execute("SAVEPOINT s" if self._begun else "BEGIN; SAVEPOINT s")
+        self._begun = True
         try:
             result = await self._raw.execute(statement, values)
         except DBAPIError:
-            await (self._raw.execute(_BACK) if self._begun else self._raw.rollback())
+            await self._driver.execute("ROLLBACK TO SAVEPOINT s")
             raise
-        self._begun = True
-        self._tables |= {name for name in SHAPES if name in statement_name(statement)}
+        if writes and result.rowcount != 0:
+            self._tables |= {name for name in SHAPES if name in statement_name(statement)}
         return result
 
     async def commit(self) -> None:
         if not self._tables:  # nothing was written, and nothing can go wrong
             self._check()
-            await self._database.inside(self._raw.commit())
-            self._database.ended(self)
+            await self._end("COMMIT")
             return
         fault = await self._database.scheduler.gate("sql commit")
         self._check()
         if fault == BEFORE:
             raise ConnectionResetError(fault)
-        await self._database.inside(self._raw.commit())
-        self._database.ended(self)
+        await self._end("COMMIT")
         self._database.wrote(ACTOR.get(), self._tables)
         if fault == AFTER:
             raise ConnectionResetError(fault)
+
+    async def _end(self, how: str) -> None:
+        if self._begun:
+            await self._database.inside(self._driver.execute(how))
+        self._begun = False
+        self._database.ended(self)
 
     async def close(self) -> None:
         if self.gone:
             return
         self.gone = True
+        await self._end("ROLLBACK")
         await self._database.inside(self._raw.close())
-        self._database.ended(self)
 
     async def forget(self) -> None:
         """The server has closed it."""

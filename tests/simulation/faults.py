@@ -17,7 +17,8 @@ from tests.simulation.scheduler import CRASH, Actor
 if TYPE_CHECKING:
     from tests.simulation.run import Simulation
 
-BEGIN_SECONDS, END_SECONDS = 2.0, 150.0
+#: From when on there are faults, when the first jobs are likely to run, and when all faults stop.
+BEGIN_SECONDS, BUSY_SECONDS, END_SECONDS = 2.0, 40.0, 150.0
 FAULTS = (14, 22)
 HOST = "Host EC2 (instance i-0abc) terminated."
 
@@ -47,7 +48,8 @@ class Faults:
         chosen = dice.sample(kinds, min(len(kinds), dice.randint(*FAULTS)))
         chosen += ["controller crash"] * dice.randint(1, 4)
         for kind in chosen:
-            scheduler.later(dice.uniform(BEGIN_SECONDS, END_SECONDS * 0.9), lambda kind=kind: self._begin(kind))
+            since = BEGIN_SECONDS if dice.random() < 0.25 else BUSY_SECONDS
+            scheduler.later(dice.uniform(since, END_SECONDS * 0.9), lambda kind=kind: self._begin(kind))
         scheduler.later(END_SECONDS, self._end)
 
     def fire(self, kind: str) -> None:
@@ -96,7 +98,10 @@ def _crash_at_commit(faults: Faults) -> None:
 
 def _freeze(faults: Faults) -> None:
     simulation = faults.simulation
-    process = simulation.scheduler.dice.choice(simulation.living())
+    living = simulation.living()
+    if not living:
+        return
+    process = simulation.scheduler.dice.choice(living)
     process.frozen_until = simulation.scheduler.time + simulation.scheduler.dice.uniform(10, 60)
     faults.fire("controller paused")
 

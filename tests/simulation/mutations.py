@@ -87,7 +87,7 @@ def marker_not_read_before_a_resubmission(stack: ExitStack) -> None:
 
 @mutation
 def commit_without_if_none_match(stack: ExitStack) -> None:
-    def overwrite(s3: Any, output: Location, place: Location, marker: CommitMarker) -> CommitMarker:
+    def overwrite(s3: Any, _output: Location, place: Location, marker: CommitMarker, **_: Any) -> CommitMarker:
         s3.put_object(Bucket=place.bucket, Key=place.key, Body=marker.to_bytes())
         return marker
 

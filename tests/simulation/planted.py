@@ -6,7 +6,6 @@ Applies one at a time and runs seeds until one breaks a promise. Ends with one J
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from tests.simulation.__main__ import fixed_hashes
 from tests.simulation.database import Server
 from tests.simulation.mutations import MUTATIONS, planted
 from tests.simulation.run import Result, Simulation
+from tests.simulation.scheduler import run
 
 
 async def find(url: str, name: str, seeds: range) -> Result | None:
@@ -44,7 +44,7 @@ def main() -> int:
     found = 0
     with tempfile.TemporaryDirectory() as folder, postgres_server(Path(folder)) as postgres, postgres.database() as url:
         for name in names:
-            result = asyncio.run(find(url, name, range(1, arguments.seeds + 1)))
+            result = run(find(url, name, range(1, arguments.seeds + 1)))
             found += result is not None
             said = f"seed {result.seed}: {result.violations[0][:110]}" if result else "NOT FOUND"
             sys.stdout.write(f"{name:45} {said}\n")

@@ -7,8 +7,9 @@ stop at `END_SECONDS`; after that everything must come to an end by itself (I10)
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections import Counter
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +24,7 @@ from controller.ports import Fenced, PortError
 from controller.settings import Settings
 from controller.store.store import PostgresStore
 from schema.messages import MessageType, RequestCancel, RequestSubmit, encode
-from schema.states import REQUEST_TERMINAL, AttemptState, RequestState
+from schema.states import REQUEST_TERMINAL, AttemptState, JobState, RequestState
 from tests.simulation.batch import Child, SimBatch, Worker
 from tests.simulation.checks import Checker
 from tests.simulation.coverage import Covered
@@ -127,6 +128,8 @@ class Simulation:
 
     async def run(self) -> Result:
         structlog.configure(processors=[_drop])
+        gc.collect()
+        gc.freeze()
         await self.server.empty()
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _loop, _context: None)  # the calls of the dead end unheard
@@ -137,9 +140,9 @@ class Simulation:
         self._spawn(self._operate())
         while not self.checker.violations and not self._finished():
             if self.scheduler.time > MOST_SECONDS:
-                self.checker.fail(f"I10: not finished: {self._what_is_left()}")
+                self.checker.fail(f"I10: not finished: {list(self._what_is_left())}")
             if not await self.scheduler.step():
-                self.checker.fail(f"I10: nobody can move: {self._what_is_left()}")
+                self.checker.fail(f"I10: nobody can move: {list(self._what_is_left())}")
         if not self.checker.violations:
             self.checker.at_the_end()
         await self._stop()
@@ -211,7 +214,7 @@ class Simulation:
     async def _bury(self, process: Process) -> None:
         await self.database.kill(process)
         if len(self.living()) < 2:
-            self.scheduler.later(self.scheduler.dice.uniform(1, 25), self.start_controller)
+            self.scheduler.later(self.scheduler.dice.uniform(1, 10), self.start_controller)
 
     def calm(self) -> None:
         """The end of all faults."""
@@ -259,7 +262,7 @@ class Simulation:
             )
             body = encode(MessageType.REQUEST_SUBMIT, payload, event_id=f"e{number}", source="upstream")
             self.world.shards[request_id("stock", key)] = shards
-            sent_at = dice.uniform(0, 60)
+            sent_at = dice.uniform(0, 20)
             self.scheduler.later(sent_at, lambda body=body: send(body))
             if dice.random() < 0.5:
                 self.scheduler.later(sent_at + dice.uniform(0, 200), lambda body=body: send(body))
@@ -311,16 +314,17 @@ class Simulation:
     def _finished(self) -> bool:
         if self.scheduler.time < END_SECONDS or len(self.checker.requests) < len(SHARDS):
             return False
-        return not self._what_is_left()
+        return not any(self._what_is_left())
 
-    def _what_is_left(self) -> list[str]:
+    def _what_is_left(self) -> Iterator[str]:
         checker = self.checker
-        left = [f"{r.id} {r.state}: {r.reason}" for r in checker.requests.values() if r.state not in REQUEST_TERMINAL]
-        left += [f"{a.id} {a.state}" for a in checker.attempts.values() if a.state is not AttemptState.ENDED]
-        left += [f"job {j.id} {j.state}" for j in checker.jobs.values() if j.state.value != "closed"]
-        left += [f"{c.id} runs" for c in self.batch.children() if c.alive]
-        left += [f"request message {m.body[:40]}" for m in self.incoming.messages]
-        return left
+        for r in checker.requests.values():
+            if r.state not in REQUEST_TERMINAL:
+                yield f"{r.id} {r.state}: {r.reason}"
+        yield from (f"{a.id} {a.state}" for a in checker.attempts.values() if a.state is not AttemptState.ENDED)
+        yield from (f"job {j.id} {j.state}" for j in checker.jobs.values() if j.state is not JobState.CLOSED)
+        yield from (f"{c.id} runs" for c in self.batch.children() if c.alive)
+        yield from (f"request message {m.body[:40]}" for m in self.incoming.messages)
 
     def _moved(self, what: str, before: str, after: str) -> None:
         now = self.scheduler.time

@@ -9,17 +9,34 @@ Virtual time passes a little with each step, and jumps to the next timer when no
 from __future__ import annotations
 
 import asyncio
+import gc
 import heapq
 import random
-from collections.abc import Awaitable, Callable
+import selectors
+from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 EPOCH = datetime(2026, 12, 1, tzinfo=UTC)
 #: Virtual seconds that one step takes at most.
 STEP_SECONDS = 0.02
+
+
+class PatientSelector(selectors.DefaultSelector):
+    """Asks the system nothing while a task can go on: that is most of the time, and asking costs more than a step."""
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        return [] if timeout is not None and timeout <= 0 else super().select(timeout)
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """asyncio.run, for seeds. One leaves little garbage, and looking for it takes a fifth of the time."""
+    gc.disable()
+    with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(PatientSelector())) as runner:
+        return runner.run(main)
 
 
 class Crashed(BaseException):

@@ -35,13 +35,13 @@ def simulated_settings() -> Settings:
             },
             "retries": {"backoff_seconds": 2, "backoff_max_seconds": 20},
             "reconcile": {
-                "check_seconds": 15,
+                "check_seconds": 25,
                 "report_grace_seconds": 6,
                 "lost_seconds": 80,
                 "lookup_grace_seconds": 40,
                 "orphan_seconds": 40,
             },
-            "work": {"heartbeat_seconds": 5, "shard_assets": 30, "chunk_assets": 10},
+            "work": {"heartbeat_seconds": 5, "shard_assets": 30, "chunk_assets": 15},
             "loops": {"lease_seconds": 20, "claim_seconds": 30, "poll_seconds": 10, "progress_seconds": 60},
         }
     )
