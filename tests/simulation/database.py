@@ -162,6 +162,8 @@ class Database:
         #: Statements that wait for a lock.
         self.waiting: list[asyncio.Future[None]] = []
         self._on_write = on_write
+        #: Those inside a transaction, which may hold locks.
+        self.begun: set[SimConnection] = set()
         self._open: dict[SimConnection, Process] = {}
         self._inside = 0
         self._left = asyncio.Event()
@@ -197,6 +199,7 @@ class Database:
 
     def ended(self, connection: SimConnection) -> None:
         """Its locks are free: whoever waits may try again."""
+        self.begun.discard(connection)
         if self._open.pop(connection, None) is not None:
             for waiter in self.waiting:
                 if not waiter.done():
@@ -224,7 +227,6 @@ class SimConnection:
         self._raw = raw
         self._driver: Any = None
         self.gone = False
-        self._begun = False
         self._tables: set[str] = set()
 
     @property
@@ -260,12 +262,17 @@ class SimConnection:
         writes, locks = kind_of(statement)
         if not locks:
             return await self._raw.execute(statement, values)
-        await self._driver.execute("SAVEPOINT s" if self._begun else "BEGIN; SAVEPOINT s")
-        self._begun = True
+        alone = self._database.begun <= {self}
+        preparation = [] if self in self._database.begun else ["BEGIN"]
+        preparation += [] if alone else ["SAVEPOINT s"]
+        if preparation:
+            await self._driver.execute("; ".join(preparation))
+        self._database.begun.add(self)
         try:
             result = await self._raw.execute(statement, values)
         except DBAPIError:
-            await self._driver.execute("ROLLBACK TO SAVEPOINT s")
+            if not alone:
+                await self._driver.execute("ROLLBACK TO SAVEPOINT s")
             raise
         if writes and result.rowcount != 0:
             self._tables |= {name for name in SHAPES if name in statement_name(statement)}
@@ -286,9 +293,8 @@ class SimConnection:
             raise ConnectionResetError(fault)
 
     async def _end(self, how: str) -> None:
-        if self._begun:
+        if self in self._database.begun:
             await self._database.inside(self._driver.execute(how))
-        self._begun = False
         self._database.ended(self)
 
     async def close(self) -> None:

@@ -38,7 +38,7 @@ from tests.simulation.workers import SHARD_ASSETS, Habits, World, start
 
 MOST_SECONDS = END_SECONDS + 2500.0
 IDLE_SECONDS = 18.0
-SHARDS = (12, 10, 10)
+SHARDS = (10, 10, 10)
 COVERED_SECONDS = 20.0
 #: What an operator does about a request that needs one, by weight.
 ORDERS = {OperationKind.REQUEUE_SHARDS: 8, OperationKind.ACCEPT_FAILURES: 1, OperationKind.FAIL_REQUEST: 1}
