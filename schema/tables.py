@@ -96,6 +96,7 @@ shards = Table(
     Column("attempt_id", Text, comment="the live attempt, if any"),
     Column("last_outcome", Text),
     Column("last_queue", Text),
+    Column("avoid_queue", Text, comment="the next run goes elsewhere if it can"),
     Column("isolate", JSONB, nullable=False, server_default=text("'[]'::jsonb"), comment="chunks"),
     Column("poison", JSONB, nullable=False, server_default=text("'[]'::jsonb"), comment="ordinals"),
     Column("marker_digest", Text),

@@ -12,7 +12,6 @@ from enum import StrEnum
 
 from controller.core.circuits import CircuitLimits
 from controller.core.records import Circuit, QueueLoad, QueueState, Request, Shard
-from schema.states import Outcome
 
 
 class Order(StrEnum):
@@ -119,8 +118,8 @@ def place(
 ) -> list[tuple[str, Shard]]:
     """A queue for each shard that fits, in the order given: the first one of its request's `orders` with room.
 
-    `wishes` are rooms to fill first, whatever the order. A shard whose host was sick or lost goes elsewhere if
-    anything else has room.
+    `wishes` are rooms to fill first, whatever the order. A shard that shall avoid a queue goes elsewhere if anything
+    else has room.
     """
     left, wished = dict(rooms), dict(wishes or {})
     total = sum(left.values())
@@ -130,15 +129,10 @@ def place(
             break
         choices = [queue.name for queue in orders[shard.request_id] if left.get(queue.name, 0) > 0]
         first = [name for name in choices if wished.get(name, 0) > 0]
-        elsewhere = [name for name in first or choices if not _avoid(shard, name)]
+        elsewhere = [name for name in first or choices if name != shard.avoid_queue]
         for name in (elsewhere or choices)[:1]:
             left[name] -= 1
             total -= 1
             wished[name] = wished.get(name, 0) - 1
             placed.append((name, shard))
     return placed
-
-
-def _avoid(shard: Shard, queue: str) -> bool:
-    unlucky = shard.last_outcome in (Outcome.HOST_SICK, Outcome.HOST_LOST, Outcome.MISCONFIGURED)
-    return unlucky and shard.last_queue == queue

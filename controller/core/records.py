@@ -85,6 +85,7 @@ class Shard:
     attempt_id: str | None = None
     last_outcome: Outcome | None = None
     last_queue: str | None = None
+    avoid_queue: str | None = None
     isolate: tuple[int, ...] = ()
     poison: tuple[int, ...] = ()
     marker_digest: str | None = None

@@ -46,6 +46,8 @@ _DEATHS = frozenset({Outcome.CRASHED, Outcome.OUT_OF_MEMORY, Outcome.TIMED_OUT, 
 #: What the first halving of a batch starts from, and how many smaller batches come before more memory.
 LARGEST_BATCH = 64
 SMALLER_BATCHES = 1
+_RECLAIMS = frozenset({Outcome.SPOT_RECLAIMED, Outcome.INTERRUPTED})
+_BAD_HOSTS = frozenset({Outcome.HOST_SICK, Outcome.HOST_LOST, Outcome.MISCONFIGURED})
 _PROMPT = frozenset({Outcome.NO_CAPACITY, Outcome.SUPERSEDED, Outcome.SPOT_RECLAIMED, Outcome.INTERRUPTED})
 
 
@@ -96,6 +98,14 @@ def batch_size(history: Sequence[Attempt]) -> int | None:
 def needs_large_memory(history: Sequence[Attempt]) -> bool:
     """The smaller batch did not help: the shard gets the queue's large memory from here on."""
     return _out_of_memory(history) >= SMALLER_BATCHES + 1
+
+
+def queue_to_avoid(history: Sequence[Attempt]) -> str | None:
+    """Where the next run rather does not go: the queue whose host was bad, or that took the shard's host away twice
+    in a row."""
+    last = history[-1]
+    reclaimed = [attempt.outcome in _RECLAIMS and attempt.queue == last.queue for attempt in history[-2:]]
+    return last.queue if last.outcome in _BAD_HOSTS or reclaimed == [True, True] else None
 
 
 def should_hold(latest: Sequence[Outcome], limits: Limits) -> bool:

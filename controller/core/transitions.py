@@ -17,7 +17,7 @@ from controller.core.decisions import Settlement
 from controller.core.facts import JobView
 from controller.core.outcome import TABLE, Evidence, Rule, rule_for
 from controller.core.records import Attempt, Job, Request, Shard
-from controller.core.retry import GiveUp, Limits, decide
+from controller.core.retry import GiveUp, Limits, decide, queue_to_avoid
 from schema.layout import commit_key
 from schema.messages import ReportKind, WorkerReport
 from schema.plan import CommitMarker
@@ -215,6 +215,7 @@ def _after(
     if outcome is Outcome.CANCELLED:
         to, values["reason"] = ShardState.CANCELLED, outcome.value
     else:
+        values["avoid_queue"] = queue_to_avoid(history)
         verdict = decide(outcome, history, now, limits, jitter)
         if isinstance(verdict, GiveUp):
             to, values["reason"] = ShardState.FAILED, verdict.reason
@@ -298,6 +299,7 @@ def requeued(shard: Shard, now: datetime) -> ShardChange:
             "eligible_at": now,
             "updated_at": now,
             "reason": "requeued",
+            "avoid_queue": None,
             "isolate": (),
             "attempt_id": None,
         },

@@ -51,6 +51,7 @@ async def test_a_shard_comes_back_as_it_was(store: PostgresStore) -> None:
         attempt_id="a-1",
         last_outcome=Outcome.HOST_SICK,
         last_queue="g5",
+        avoid_queue="g5",
         isolate=(1, 2),
         poison=(7,),
         indexed_digest="m-0",

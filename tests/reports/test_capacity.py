@@ -57,10 +57,11 @@ async def test_01_a_reason_that_stands_sends_the_work_elsewhere_and_is_kept(site
     assert (await site.shard()).state is ShardState.ASSIGNED
 
 
-async def test_08_a_shard_that_is_reclaimed_again_has_a_row_for_each_run(site: Site) -> None:
+async def test_08_a_shard_that_is_reclaimed_again_has_a_row_for_each_run_and_goes_elsewhere(site: Site) -> None:
     await site.running()
     for _ in range(2):
         [child] = await site.again()
+        assert child.spec.queue == "g6e"
         site.batch.start(child)
         site.clock.seconds += 100
         await site.fail(child, reason="Host EC2 (instance i-0abc) terminated.")
@@ -71,6 +72,8 @@ async def test_08_a_shard_that_is_reclaimed_again_has_a_row_for_each_run(site: S
         seconds = await tx.measures.attempt_seconds("r-1")
     assert {verdict for *_, verdict in seconds} == {Outcome.SPOT_RECLAIMED}
     assert sum(seconds.values()) >= 200
+    [child] = await site.again()
+    assert child.spec.queue == "g6"
 
 
 async def test_13_a_head_without_a_cause_is_a_dry_queue_in_the_end(site: Site) -> None:

@@ -10,7 +10,7 @@ from controller.core.decisions import KeepQueue, StartAttempts, StopUnstarted
 from controller.core.placement import Choice, Order, PlacementLimits, QueueSpec, place, room
 from controller.core.quotas import within_quotas
 from controller.core.records import Circuit, QueueState, Waiting
-from schema.states import Outcome, StopIntent
+from schema.states import StopIntent
 from tests.builders import NOW, ago, load, request, shard
 
 LIMITS = PlacementLimits(
@@ -68,8 +68,8 @@ def test_multi_node_only_where_a_definition_for_it_exists() -> None:
     assert placed([shard()], rooms, {"mode": "multi_node"}) == ["ondemand"]
 
 
-def test_sick_host_goes_elsewhere_if_there_is_elsewhere() -> None:
-    unlucky = shard(last_outcome=Outcome.HOST_SICK, last_queue="g6e")
+def test_a_shard_avoids_a_queue_if_there_is_elsewhere() -> None:
+    unlucky = shard(avoid_queue="g6e")
     assert placed([unlucky], {"g6e": 1, "g6": 1}) == ["g6"]
     assert placed([unlucky], {"g6e": 1}) == ["g6e"]
 

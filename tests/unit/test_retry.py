@@ -16,6 +16,7 @@ from controller.core.retry import (
     fetch_concurrency,
     must_finalise,
     needs_large_memory,
+    queue_to_avoid,
     should_hold,
     suspects,
 )
@@ -84,6 +85,15 @@ def test_two_deaths_on_one_open_chunk_isolate_it() -> None:
 
 def test_a_reclaim_is_no_death() -> None:
     assert suspects(ended(*[Outcome.SPOT_RECLAIMED] * 3, open_chunks=(1,)), 2) == ()
+
+
+def test_the_next_run_avoids_a_bad_host_and_what_reclaimed_it_twice_in_a_row() -> None:
+    reclaimed, crashed = Outcome.SPOT_RECLAIMED, Outcome.CRASHED
+    assert queue_to_avoid(ended(Outcome.HOST_SICK, queue="g5")) == "g5"
+    assert queue_to_avoid(ended(reclaimed, queue="g5")) is None
+    assert queue_to_avoid(ended(Outcome.INTERRUPTED, reclaimed, queue="g5")) == "g5"
+    assert queue_to_avoid(ended(reclaimed, crashed, reclaimed, queue="g5")) is None
+    assert queue_to_avoid(ended(reclaimed, queue="g6e") + ended(reclaimed, queue="g5")) is None
 
 
 def test_finalise_after_three_runs_without_progress_only() -> None:
