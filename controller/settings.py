@@ -324,4 +324,8 @@ class Settings(FileFirst):
             models=frozenset(self.models),
             queues={queue.name: queue.on_demand for queue in self.gpu_queues},
             max_body_bytes=MAX_BODY_BYTES,
+            holding={
+                model: frozenset(q.name for q in self.gpu_queues if (q.smallest_gpu_memory_mib() or 0) >= need)
+                for model, need in self.placement.model_gpu_memory_mib.items()
+            },
         )

@@ -47,6 +47,9 @@ class Common(Document):
     control_bucket: str
     report_queue_url: str
     heartbeat_seconds: float = 15.0
+    bucket_owners: dict[str, str] = Field(
+        default={}, description="account id by bucket that the job touches, if known; another owner is an error"
+    )
     entries: list[Entry]
 
 
@@ -56,7 +59,7 @@ class PrepareAssignment(Common):
     kind: Literal["prepare"] = "prepare"
     model: str
     source_bucket: str
-    source_owner: str | None = None
+    source_owner: str | None = Field(default=None, description="as in bucket_owners, for workers of release 0.1.0")
     prefix: str | None = None
     manifest_uri: str | None = None
     manifest_sha256: str | None = None
@@ -72,7 +75,7 @@ class InferAssignment(Common):
 
     kind: Literal["infer"] = "infer"
     source_bucket: str
-    source_owner: str | None = None
+    source_owner: str | None = Field(default=None, description="as in bucket_owners, for workers of release 0.1.0")
     output_uri: str
     model: str
     dtype: Literal["float16", "float32"] = "float16"

@@ -6,6 +6,7 @@ boto3 is imported inside the functions: ranks need it only for the odd key.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -29,6 +30,18 @@ def s3_client(*, max_attempts: int = 6, connections: int = 16) -> Any:
         s3={"addressing_style": "path" if local else "auto"},
     )
     return boto3.client("s3", config=config, endpoint_url=endpoint, region_name=_region())
+
+
+def expect_owners(client: Any, owners: Mapping[str, str]) -> None:
+    """Send the account id of a bucket's owner with every call that touches one of `owners`: S3 then refuses a bucket
+    that changed hands."""
+
+    def add(params: dict[str, Any], model: Any, **_: Any) -> None:
+        owner = owners.get(params.get("Bucket", ""))
+        if owner is not None and "ExpectedBucketOwner" in model.input_shape.members:
+            params.setdefault("ExpectedBucketOwner", owner)
+
+    client.meta.events.register("before-parameter-build.s3", add)
 
 
 def sqs_client() -> Any:

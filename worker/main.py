@@ -22,7 +22,7 @@ from schema.assignment import Common, Entry, InferAssignment
 from schema.exit_codes import ExitCode
 from schema.layout import Location
 from worker import logs
-from worker.aws import REFUSALS, s3_client, sqs_client
+from worker.aws import REFUSALS, expect_owners, s3_client, sqs_client
 from worker.context import ConfigError, Context, Ending, Stopped, Voided
 from worker.reporting import Reporter
 from worker.settings import Settings
@@ -90,6 +90,7 @@ def work(settings: Settings, stop: threading.Event) -> Ending:
     """From the assignment to the `ended` report."""
     s3 = s3_client()
     assignment = read_assignment(s3, settings.assignment_uri)
+    expect_owners(s3, assignment.bucket_owners)
     logs.configure(request_id=assignment.request_id, job_id=assignment.job_id)
     entry = pick_entry(assignment, settings)
     logs.configure(

@@ -28,8 +28,6 @@ def list_page(client: Any, assignment: PrepareAssignment, after: str, stop: thre
     arguments: dict[str, str] = {"Bucket": assignment.source_bucket, "Prefix": assignment.prefix or ""}
     if after:
         arguments["StartAfter"] = after
-    if assignment.source_owner:
-        arguments["ExpectedBucketOwner"] = assignment.source_owner
     place = Location(assignment.source_bucket, assignment.prefix or "").uri
     answer = patiently(lambda: client.list_objects_v2(**arguments), stop, f"list {place}")
     contents = answer.get("Contents", [])

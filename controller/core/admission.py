@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from controller.core.rejects import (
@@ -28,6 +28,7 @@ from controller.core.rejects import (
     Origin,
     Reject,
     conflict_reject,
+    needs_gpu_memory,
     needs_on_demand,
     rejected,
     too_late,
@@ -56,7 +57,7 @@ __all__ = [
     "Submit",
     "TenantPolicy",
     "admit",
-    "amended_mode_reject",
+    "amended_queues_reject",
     "body_digest",
     "conflict_reject",
     "rejected",
@@ -81,12 +82,14 @@ class TenantPolicy:
 
 @dataclass(frozen=True)
 class Policy:
-    """The deployment, as far as admission asks. `queues` says of each whether it is on-demand."""
+    """The deployment, as far as admission asks. `queues` says of each whether it is on-demand; `holding` names, for
+    each model whose need of GPU memory is known, the queues that have it."""
 
     tenants: Mapping[str, TenantPolicy]
     models: frozenset[str]
     queues: Mapping[str, bool]
     max_body_bytes: int
+    holding: Mapping[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
 
 
 @dataclass(frozen=True)
@@ -110,7 +113,7 @@ class Cancel:
 
 @dataclass(frozen=True)
 class Amend:
-    """A request to change. A multi-node one keeps an on-demand queue: see `amended_mode_reject`."""
+    """A request to change. It keeps a queue that can run it: see `amended_queues_reject`."""
 
     request_id: str
     message: RequestAmend
@@ -148,12 +151,15 @@ def body_digest(message: RequestSubmit) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def amended_mode_reject(amend: Amend, mode: Mode, policy: Policy) -> Reject | None:
-    """For intake, which knows the request's mode: a multi-node request must keep an on-demand queue."""
-    message = amend.message
-    if message.queues is None or not _lacks_on_demand(mode, message.queues, policy):
+def amended_queues_reject(amend: Amend, mode: Mode, model: str, policy: Policy) -> Reject | None:
+    """For intake, which knows the request's mode and model: it must keep a queue that can run it."""
+    if amend.message.queues is None:
         return None
-    return needs_on_demand(message.tenant, message.idempotency_key, named=True, origin=amend.origin)
+    refused = _unfit(mode, model, amend.message.queues, policy)
+    if refused is None:
+        return None
+    message = amend.message
+    return replace(refused, tenant=message.tenant, idempotency_key=message.idempotency_key, origin=amend.origin)
 
 
 # --- policy ----------------------------------------------------------------------------------------------------
@@ -241,14 +247,20 @@ def _queues(queues: Iterable[str], policy: Policy) -> Reject | None:
 def _supported(message: RequestSubmit, policy: Policy) -> Reject | None:
     if message.since_request is not None:  # in the contract, refused until the diff of two plans exists
         return _no(RejectCode.UNSUPPORTED, "this version cannot take the difference to a plan", "data.since_request")
-    if _lacks_on_demand(message.mode, message.queues, policy):
-        return needs_on_demand(message.tenant, message.idempotency_key, named=message.queues is not None)
-    return None
+    return _unfit(message.mode, message.model, message.queues, policy)
 
 
-def _lacks_on_demand(mode: Mode, queues: Iterable[str] | None, policy: Policy) -> bool:
-    names = policy.queues if queues is None else queues
-    return mode is Mode.MULTI_NODE and not any(policy.queues.get(name, False) for name in names)
+def _unfit(mode: Mode, model: str, queues: Sequence[str] | None, policy: Policy) -> Reject | None:
+    """None of the queues that the request names, or of all, can run it."""
+    usable = list(policy.queues if queues is None else queues)
+    if mode is Mode.MULTI_NODE:
+        usable = [name for name in usable if policy.queues.get(name, False)]
+        if not usable:
+            return needs_on_demand(named=queues is not None)
+    holding = policy.holding.get(model)
+    if holding is None or holding.intersection(usable):
+        return None
+    return needs_gpu_memory(model, sorted(holding), named=queues is not None)
 
 
 def _deadline(deadline: datetime | None, now: datetime) -> Reject | None:

@@ -164,6 +164,9 @@ def _entry(who: Identity) -> Entry:
 
 
 def _common(request: Request, who: Identity, terms: Terms, entries: list[Entry]) -> dict[str, Any]:
+    source = request.body["source"]
+    uris = [uri for uri in (source.get("uri"), request.output_uri) if uri]
+    touched = {terms.control_bucket, source["bucket"], *(Location.parse(uri).bucket for uri in uris)}
     return {
         "request_id": request.id,
         "job_id": who.job_id,
@@ -171,6 +174,7 @@ def _common(request: Request, who: Identity, terms: Terms, entries: list[Entry])
         "control_bucket": terms.control_bucket,
         "report_queue_url": terms.report_queue_url,
         "heartbeat_seconds": terms.heartbeat_seconds,
+        "bucket_owners": {name: owner for name, owner in terms.bucket_owners.items() if name in touched},
         "entries": entries,
     }
 

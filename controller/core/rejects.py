@@ -8,7 +8,7 @@ goes to the reject queue only as far as it fits. docs/contracts.md prints `RULES
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from schema.messages import MAX_INLINE_KEYS, RejectCode, Rejected
@@ -200,7 +200,7 @@ def too_late(tenant: str, idempotency_key: str, state: str, origin: Origin = NO_
     return _of(RejectCode.TOO_LATE, f"the request is already {state}", None, tenant, idempotency_key, origin)
 
 
-def needs_on_demand(tenant: str, idempotency_key: str, named: bool, origin: Origin = NO_ORIGIN) -> Reject:
+def needs_on_demand(*, named: bool) -> Reject:
     """A multi-node request (submitted, or amended to other queues) for which no on-demand queue is left."""
     where = "none of the queues named is on-demand" if named else "this deployment has no on-demand queue"
     advised = "add an on-demand queue to `queues`" if named else 'leave `mode` out, or set it to "array"'
@@ -209,9 +209,18 @@ def needs_on_demand(tenant: str, idempotency_key: str, named: bool, origin: Orig
         f"mode multi_node runs on on-demand queues only, and {where}",
         "data.queues" if named else "data.mode",
         advised,
-        tenant,
-        idempotency_key,
-        origin,
+    )
+
+
+def needs_gpu_memory(model: str, holding: Sequence[str], *, named: bool) -> Reject:
+    """A model that none of the queues has the GPU memory for; `holding` are those of the deployment that do."""
+    where = "of the queues named" if named else "of the queues that the request may use"
+    advised = f"name one that has it: {', '.join(holding)}" if holding else "use a smaller model, or ask for a queue"
+    return Reject(
+        RejectCode.UNSUPPORTED,
+        f"none {where} has the GPU memory that model {model!r} needs",
+        "data.queues" if named else "data.model",
+        advised,
     )
 
 

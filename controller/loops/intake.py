@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from controller.core import transitions
-from controller.core.admission import Amend, Cancel, Submit, admit, amended_mode_reject
+from controller.core.admission import Amend, Cancel, Submit, admit, amended_queues_reject
 from controller.core.records import Request
 from controller.core.rejects import Reject, conflict_reject, rejected, too_late, unknown_request
 from controller.loops.context import Context, log
@@ -69,7 +69,8 @@ class Intake:
         message = fact.message
         if request.state in REQUEST_TERMINAL or request.state is RequestState.CANCELLING:
             return too_late(message.tenant, message.idempotency_key, request.state, fact.origin)
-        refusal = amended_mode_reject(fact, Mode(request.body.get("mode", Mode.ARRAY)), self._context.policy)
+        mode = Mode(request.body.get("mode", Mode.ARRAY))
+        refusal = amended_queues_reject(fact, mode, request.model, self._context.policy)
         if refusal is None:
             await tx.requests.amend(
                 request.id, priority=message.priority, deadline=message.deadline, queues=message.queues, now=now

@@ -119,7 +119,8 @@ async def test_an_attack_is_refused_before_any_call(site: Site, attack: str) -> 
 
 
 async def test_what_is_on_the_lists_is_taken_and_names_its_owner(store: PostgresStore) -> None:
-    owners = {"control_bucket": "control", "bucket_owners": {"photos": "111122223333"}}
+    known = {"photos": "111122223333", "control": "444455556666", "another": "777788889999"}
+    owners = {"control_bucket": "control", "bucket_owners": known}
     site = Site(store, settings(tenants=TENANTS, storage=owners))
     site.requests.put(event(asked(status_queue="https://sqs.evil/", reply_to="arn:evil", callback="http://10.0.0.1/")))
     await site.step("intake", "plan", "dispatch")
@@ -127,6 +128,7 @@ async def test_what_is_on_the_lists_is_taken_and_names_its_owner(store: Postgres
     assert (await site.request(request_id("stock", "k-1"))).state is RequestState.PREPARING
     [assignment] = [json.loads(body) for place, body in site.objects.content.items() if "assignments/" in str(place)]
     assert assignment["source_owner"] == "111122223333"
+    assert assignment["bucket_owners"] == {"photos": "111122223333", "control": "444455556666"}
     # Where status events go is the deployment's alone: a message has no word in it.
     assert assignment["report_queue_url"] == site.settings.sqs.reports
     assert b"evil" not in b"".join(site.objects.content.values())

@@ -18,7 +18,6 @@ from controller.core.admission import (
     Submit,
     TenantPolicy,
     admit,
-    amended_mode_reject,
     conflict_reject,
     rejected,
     request_id,
@@ -27,7 +26,7 @@ from controller.core.admission import (
 )
 from controller.core.rejects import ADVICE, MAX_ORIGINAL_BYTES, RULES, cut
 from schema.layout import partial_key
-from schema.messages import MessageType, Mode, RejectCode, encode
+from schema.messages import MessageType, RejectCode, encode
 
 EXAMPLES = Path(__file__).parents[2] / "schema" / "examples"
 GUIDE = (Path(__file__).parents[2] / "docs" / "contracts.md").read_text(encoding="utf-8")
@@ -265,21 +264,6 @@ def test_an_output_prefix_leaves_room_for_the_keys_below_it() -> None:
         refused = refusal(minimal(output={"uri": f"s3://embeddings/{too_long}"}))
         assert (refused.code, refused.field) == (RejectCode.INVALID_FIELD, "data.output.uri")
         assert str(len(fits) + 1) in refused.fix
-
-
-def test_multi_node_needs_an_on_demand_queue() -> None:
-    spot_only = Policy(POLICY.tenants, POLICY.models, {"g6": False}, POLICY.max_body_bytes)
-    anywhere, named = minimal(mode="multi_node"), minimal(mode="multi_node", queues=["g6"])
-    assert isinstance(admitted(anywhere), Submit)
-    assert refusal(anywhere, spot_only).code is RejectCode.UNSUPPORTED
-    assert 'set it to "array"' in refusal(anywhere, spot_only).fix
-    assert refusal(named).field == "data.queues"
-    amend = admitted(minimal() | {"type": "request.amend", "data": minimal(queues=["g6"])["data"]})
-    assert isinstance(amend, Amend)
-    assert amended_mode_reject(amend, Mode.ARRAY, POLICY) is None
-    refused = amended_mode_reject(amend, Mode.MULTI_NODE, POLICY)
-    assert refused is not None
-    assert refused.code is RejectCode.UNSUPPORTED
 
 
 def test_refusals_that_intake_decides() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import boto3
 import pytest
 from botocore.client import BaseClient
@@ -9,6 +12,7 @@ from botocore.exceptions import ClientError
 from botocore.stub import Stubber
 
 from schema.assignment import Entry, InferAssignment
+from worker.aws import expect_owners
 from worker.context import ConfigError
 from worker.infer import check_source
 from worker.main import read_assignment
@@ -61,3 +65,20 @@ def test_a_role_that_may_read_but_not_list_is_no_error_where_no_owner_is_expecte
     with Stubber(s3) as stub:
         stub.add_client_error("head_bucket", "403", http_status_code=403)
         check_source(s3, ASSIGNMENT.model_copy(update={"source_owner": None}))
+
+
+def test_the_owner_goes_with_every_call_to_a_bucket_that_has_one(s3: BaseClient) -> None:
+    owners: list[bytes | str | None] = []
+
+    def answer(params: dict[str, Any], **_: Any) -> tuple[Any, dict[str, Any]]:
+        owners.append(params["headers"].get("x-amz-expected-bucket-owner"))
+        return SimpleNamespace(status_code=200), {}
+
+    s3.meta.events.register("before-call.s3", answer)
+    expect_owners(s3, {"mine": "111122223333"})
+    s3.put_object(Bucket="mine", Key="k", Body=b"", IfNoneMatch="*")
+    s3.get_object(Bucket="mine", Key="k")
+    s3.list_objects_v2(Bucket="mine")
+    s3.head_bucket(Bucket="mine")
+    s3.put_object(Bucket="another", Key="k", Body=b"")
+    assert owners == ["111122223333"] * 4 + [None]
