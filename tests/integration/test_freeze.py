@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from controller.aws.clients import ClientOptions
+from controller.aws.rates import LONGEST_WAIT_SECONDS
 from controller.core.records import SUBMISSIONS, Freeze
 from controller.ports import Store
 from schema.states import RequestState
@@ -59,3 +61,8 @@ async def test_it_holds_for_jobs_that_are_written_already(store: Store) -> None:
     site.before_submit = None
     await site.dispatch()
     assert len(site.submitted) == 1
+
+
+def test_a_call_that_passed_the_look_is_made_within_ten_seconds() -> None:
+    """The row is read just before each call; then there is only the wait for the rate and for a connection."""
+    assert LONGEST_WAIT_SECONDS + ClientOptions().connect_timeout_seconds <= 10

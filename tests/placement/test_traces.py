@@ -7,9 +7,10 @@ import pytest
 from controller.store import PostgresStore
 from tests.placement.__main__ import score, work_of
 from tests.placement.bounds import cheapest_usd, shortest_seconds
-from tests.placement.controller import ours
+from tests.placement.controller import Controller, ours
 from tests.placement.loops import play_loops, scaled
 from tests.placement.traces import HOUR, Trace, committed
+from tests.placement.world import TICK_SECONDS, World
 
 TRACES = {trace.name: trace for trace in committed()}
 SCALE = 40
@@ -38,6 +39,29 @@ def test_nothing_beats_the_bound() -> None:
     # Each instance is paid for from its launch on.
     assert cheapest_usd(plenty, work, 6480) == pytest.approx(100 * 6480 / 3600 * 1.861)
     assert ours(plenty, work).makespan_seconds >= 6480
+
+
+def test_a_twentieth_is_used_at_once_and_what_is_added_within_two_rounds() -> None:
+    """Instances that are up or launching; how long one takes to come up is EC2's affair."""
+    little, full = {"g6e": 10, "g6": 8, "g5": 6}, {"g6e": 200, "g6": 160, "g5": 120}
+    trace = Trace(
+        name="twentyfold", about="", queues={name: ((0.0, little[name]), (HOUR, full[name])) for name in little}
+    )
+    world = World(trace, work_of(20_000), {name: [name] for name in little})
+    controller = Controller(world, {})
+
+    def round_of() -> dict[str, int]:
+        controller.step()
+        world.finished.clear()
+        world.gone.clear()
+        world.advance(world.now + TICK_SECONDS)
+        return {name: queue.environments[0].size for name, queue in world.queues.items()}
+
+    assert round_of() == little
+    while world.now < HOUR:
+        round_of()
+    round_of()
+    assert round_of() == full
 
 
 @pytest.mark.long
