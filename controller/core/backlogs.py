@@ -52,7 +52,7 @@ def _ended(lanes: Sequence[Lane], level: float) -> dict[str, int]:
 def surplus(lanes: Sequence[Lane], wanted: Mapping[str, int]) -> dict[str, int]:
     """What lanes hold over their share, where it is worth the trouble of moving it."""
     over = {lane.name: lane.waiting - wanted.get(lane.name, 0) for lane in lanes}
-    slack = {lane.name: max(1, lane.slots // 10) if lane.slots else 0 for lane in lanes}
+    slack = {lane.name: max(1, lane.slots // 50) if lane.slots else 0 for lane in lanes}
     return {name: count for name, count in over.items() if count > slack[name]}
 
 

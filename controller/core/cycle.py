@@ -2,15 +2,17 @@
 
 1. Look at every queue's load and move its circuit; a quota that is dry as a whole counts as one.
 2. Count the room of each queue, within the caps and the quotas.
-3. Place the page of due shards, preferred queue first; the last of the work where it ends soonest.
+3. Place the page of due shards, preferred queue first; the last of the work where it ends soonest. While more is due
+   than that takes, dry queues are filled as well: waiting costs nothing, and capacity that comes back finds work.
 4. What waits in a dry or full queue goes back if another queue can take it.
 5. Cut the placed shards into array jobs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from controller.core.backlogs import Lane, give_back, shares, surplus, withdraw
@@ -61,10 +63,13 @@ def plan(seen: Situation, now: datetime) -> list[Decision]:
     orders = _orders(seen, states)
     wishes, over = _last_of_the_work(seen, states, loads, rooms, now)
     placed = [] if seen.frozen else place(seen.shards, orders, rooms, wishes)
+    spare = _spare(seen, placed)
+    placed += place(spare, orders, _dry_rooms(seen, states, loads, rooms))
 
     # 4. give back
     if not seen.frozen:
-        decisions += _give_back(seen, states, loads, rooms, orders, over)
+        behind = frozenset(shard.request_id for shard in spare)
+        decisions += _give_back(seen, states, loads, rooms, orders, over, behind)
 
     # 5. jobs
     decisions += batches(placed, dict(seen.requests), seen.array_max)
@@ -93,6 +98,28 @@ def _orders(seen: Situation, states: Mapping[str, QueueState]) -> dict[str, Sequ
     return {request.id: choice.of(request, dry) for request in seen.requests.values()}
 
 
+def _spare(seen: Situation, placed: Sequence[tuple[str, Shard]]) -> list[Shard]:
+    """What is left of a full page: more than every queue with capacity takes now."""
+    if seen.frozen or not seen.page_full:
+        return []
+    taken = {(shard.request_id, shard.shard) for _, shard in placed}
+    return [shard for shard in seen.shards if (shard.request_id, shard.shard) not in taken]
+
+
+def _dry_rooms(
+    seen: Situation, states: Mapping[str, QueueState], loads: Mapping[str, QueueLoad], rooms: Mapping[str, int]
+) -> dict[str, int]:
+    """How much more each queue without capacity would take if it had any; nothing behind the wall of a quota."""
+    walled = {spec.name for spec in at_the_wall(seen.queues, states, seen.quota_vcpus)}
+    found: dict[str, int] = {}
+    for spec in seen.queues:
+        state = states[spec.name]
+        if state.circuit is not Circuit.CLOSED and spec.name not in walled:
+            whole = room(spec, replace(state, circuit=Circuit.CLOSED), loads[spec.name], seen.limits)
+            found[spec.name] = max(0, whole - rooms[spec.name])
+    return found
+
+
 def _last_of_the_work(
     seen: Situation,
     states: Mapping[str, QueueState],
@@ -115,15 +142,20 @@ def _last_of_the_work(
     wanted = shares(lanes, sum(lane.waiting for lane in lanes) + len(seen.shards))
     if not wanted:
         return {}, {}
-    stalled = [lane for lane in lanes if lane.name not in starting]
-    return {lane.name: max(0, wanted[lane.name] - lane.waiting) for lane in lanes}, surplus(stalled, wanted)
+    over = surplus([lane for lane in lanes if lane.name not in starting], wanted)
+    dry = {lane.name for lane in lanes if states[lane.name].circuit is not Circuit.CLOSED}
+    behind = sum(lane.waiting - lane.slots // 10 for lane in lanes if lane.name not in dry)
+    if behind > 0:  # a canary loses nothing by waiting where it is, and may find capacity for the others
+        over |= {name: over[name] - seen.limits.probe_size for name in dry & over.keys()}
+    return {lane.name: max(0, wanted[lane.name] - lane.waiting) for lane in lanes}, over
 
 
 def _lane(seen: Situation, load: QueueLoad, starting: bool) -> Lane:
-    """`starting`: instances may be coming up for all that it was given. An idle queue is good for a few."""
+    """`starting`: instances may be coming up for all that it was given. One that has started all of it, or is idle, may
+    be good for more."""
     slots = load.running
     if starting:
-        slots = max(slots + load.waiting, seen.limits.probe_size)
+        slots = slots + load.waiting if load.waiting else 2 * max(slots, seen.limits.probe_size)
     speeds = [by_queue[load.name] for by_queue in seen.speeds.values() if load.name in by_queue]
     seconds = len(speeds) / sum(speeds) if speeds and sum(speeds) > 0 else 1.0
     return Lane(name=load.name, slots=slots, seconds=seconds, waiting=load.waiting)
@@ -136,14 +168,24 @@ def _give_back(
     rooms: Mapping[str, int],
     orders: Mapping[str, Sequence[QueueSpec]],
     over: Mapping[str, int],
+    behind: Set[str],
 ) -> list[StopUnstarted]:
+    """`behind`: requests with more to place than all queues take; theirs may wait in a dry queue as well as here."""
     paused = [name for name, state in states.items() if state.paused and loads[name].waiting > 0]
     stops = [StopUnstarted(queue=name, intent=StopIntent.PAUSE) for name in paused]
+    dry = {name for name, state in states.items() if state.circuit is not Circuit.CLOSED}
+    patient: Counter[str] = Counter()
+    restless: list[Waiting] = []
+    for held in seen.waiting:
+        if held.queue in dry and held.request_id in behind:
+            patient[held.queue] += held.attempts
+        else:
+            restless.append(held)
     surpluses = dict(over)
     for spec in seen.queues:
         state, load = states[spec.name], loads[spec.name]
         if not state.paused and state.circuit is not Circuit.HALF_OPEN:
-            excess = load.waiting - depth(spec, state, load, seen.limits)
+            excess = load.waiting - max(depth(spec, state, load, seen.limits), patient[spec.name])
             surpluses[spec.name] = max(excess, surpluses.get(spec.name, 0))
     held_back = {
         spec.name: loads[spec.name].waiting - seen.limits.probe_size
@@ -153,4 +195,4 @@ def _give_back(
     stops += withdraw(held_back, seen.waiting)
     surpluses = {name: count for name, count in surpluses.items() if name not in held_back}
     takers = {name: count for name, count in rooms.items() if states[name].circuit is Circuit.CLOSED}
-    return stops + give_back(surpluses, takers, seen.waiting, orders)
+    return stops + give_back(surpluses, takers, restless, orders)

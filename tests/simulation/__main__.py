@@ -16,20 +16,24 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 from tests.postgres import postgres_server
 from tests.simulation.coverage import Covered, dumped, loaded, table
 from tests.simulation.database import Server
+from tests.simulation.mutations import MUTATIONS, planted
 from tests.simulation.run import Result, Simulation
 from tests.simulation.scheduler import run
 
-COVERED = "covered "
+COVERED, BROKEN = "covered ", "  "
 #: Seeds that once broke a promise; always run.
 ONCE_BROKEN = (3, 4, 5, 17)
 
 
-async def play(url: str, seeds: list[int], report: Callable[[Result], None]) -> list[Result]:
+async def play(
+    url: str, seeds: list[int], report: Callable[[Result], None], *, until_broken: bool = False
+) -> list[Result]:
     server = Server(url)
     await server.open()
     try:
@@ -37,6 +41,8 @@ async def play(url: str, seeds: list[int], report: Callable[[Result], None]) -> 
         for seed in seeds:
             found.append(await Simulation(seed, server).run())
             report(found[-1])
+            if until_broken and found[-1].violations:
+                break
         return found
     finally:
         await server.close()
@@ -61,6 +67,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, action="append", help="this one; may be repeated")
     parser.add_argument("--once-broken", action="store_true", help="the seeds that once broke a promise, too")
     parser.add_argument("--steps", type=int, default=400, help="a seed that takes fewer is no test")
+    parser.add_argument("--until-broken", action="store_true", help="in one process, up to the first broken promise")
+    parser.add_argument("--plant", choices=sorted(MUTATIONS), help="a bug to look for")
     parser.add_argument("--log", action="store_true", help="print every step")
     parser.add_argument("--table", choices=("text", "raw"), help="which change of state came soon after which fault")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
@@ -69,7 +77,7 @@ def main() -> int:
     seeds = arguments.seed or list(range(arguments.first, arguments.first + arguments.seeds))
     if arguments.once_broken:
         seeds = list(dict.fromkeys([*ONCE_BROKEN, *seeds]))
-    jobs = min(arguments.jobs, len(seeds))
+    jobs = 1 if arguments.until_broken or arguments.plant else min(arguments.jobs, len(seeds))
     began = time.monotonic()
     covered: Covered = Counter()
     ended = _in_processes(seeds, jobs, arguments.steps, covered) if jobs > 1 else _here(seeds, arguments, covered)
@@ -92,12 +100,17 @@ def _here(seeds: list[int], arguments: argparse.Namespace, covered: Covered) -> 
         if not result.violations and result.steps < arguments.steps:
             result.violations.append(f"only {result.steps} steps")
         for text in result.violations:
-            say(f"  {text}")
+            say(f"{BROKEN}{text}")
         if result.violations:
             say(f"  again: python -m tests.simulation --seed {result.seed} --log")
 
-    with tempfile.TemporaryDirectory() as folder, postgres_server(Path(folder)) as postgres, postgres.database() as url:
-        results = run(play(url, seeds, report))
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        postgres_server(Path(folder)) as postgres,
+        postgres.database() as url,
+        planted(arguments.plant) if arguments.plant else nullcontext(),
+    ):
+        results = run(play(url, seeds, report, until_broken=arguments.until_broken))
     broken = sum(1 for result in results if result.violations)
     return {"seeds": len(results), "violations": broken, "steps": sum(result.steps for result in results)}
 

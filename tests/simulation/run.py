@@ -41,7 +41,12 @@ IDLE_SECONDS = 18.0
 SHARDS = (10, 10, 10)
 COVERED_SECONDS = 20.0
 #: What an operator does about a request that needs one, by weight.
-ORDERS = {OperationKind.REQUEUE_SHARDS: 8, OperationKind.ACCEPT_FAILURES: 1, OperationKind.FAIL_REQUEST: 1}
+ORDERS = {
+    OperationKind.REQUEUE_SHARDS: 8,
+    OperationKind.ACCEPT_FAILURES: 1,
+    OperationKind.FAIL_REQUEST: 1,
+    OperationKind.CANCEL_REQUEST: 1,
+}
 
 
 @dataclass
@@ -101,7 +106,8 @@ class Simulation:
     def __init__(self, seed: int, server: Server) -> None:
         self.seed, self.server = seed, server
         self.scheduler = scheduler = Scheduler(seed)
-        self.settings: Settings = simulated_settings()
+        # Some deployments forgive nothing: only there much needs an operator.
+        self.settings: Settings = simulated_settings(failures=1 if scheduler.dice.random() < 0.35 else 4)
         self.objects = Objects(scheduler)
         self.incoming, self.reports, self.events = (Queue(scheduler, n) for n in ("requests", "reports", "events"))
         self.status, self.rejects = Queue(scheduler, "status"), Queue(scheduler, "rejects")
@@ -270,10 +276,11 @@ class Simulation:
         if dice.random() < 0.5:
             place = (poisoned, dice.randrange(SHARDS[0]), dice.randrange(SHARD_ASSETS))
             self.world.habits.poison = frozenset({place})
-        if dice.random() < 0.25:
+        if dice.random() < 0.4:
             cancel = RequestCancel(tenant="stock", idempotency_key=f"request-{dice.randrange(len(SHARDS))}")
             body = encode(MessageType.REQUEST_CANCEL, cancel, event_id="cancel", source="upstream")
-            self.scheduler.later(dice.uniform(5, 200), lambda: send(body))
+            latest = 40 if dice.random() < 0.5 else 200
+            self.scheduler.later(dice.uniform(5, latest), lambda: send(body))
         self.scheduler.later(dice.uniform(0, 100), lambda: send("no JSON"))
 
     async def _operate(self) -> None:

@@ -8,7 +8,9 @@ from controller.settings import Settings
 CAPACITY = {"g6e": 4, "g6": 4, "g5": 4, "ondemand": 5, "cpu": 3}
 
 
-def simulated_settings() -> Settings:
+def simulated_settings(failures: int) -> Settings:
+    """`failures`: the budget of a shard, a preparation and an index job."""
+
     def gpu(name: str, **more: object) -> dict[str, object]:
         return {"name": name, "job_definition": "infer:1", "max_live": 12, "backlog": 5, **more}
 
@@ -33,7 +35,7 @@ def simulated_settings() -> Settings:
                 "cooldown_seconds": 20,
                 "cooldown_max_seconds": 60,
             },
-            "retries": {"backoff_seconds": 2, "backoff_max_seconds": 20},
+            "retries": {"failures": failures, "backoff_seconds": 2, "backoff_max_seconds": 20},
             "reconcile": {
                 "check_seconds": 25,
                 "report_grace_seconds": 6,

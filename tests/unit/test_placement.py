@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from controller.core.backlogs import Lane, give_back, shares
@@ -181,9 +182,36 @@ def test_the_canary_goes_too_when_it_is_the_last_of_the_work() -> None:
 
 def test_the_last_of_the_work_moves_only_from_a_queue_that_had_time_to_start_it() -> None:
     """Seen in the demo: shards a second old went to idle queues while their instances came up."""
-    for age, moved in ((1, {}), (299, {}), (300, {"g6e": 5})):
+    for age, moved in ((1, {}), (299, {}), (300, {"g6e": 6})):
         busy = {"g6e": load(running=2, queued=7, oldest_queued_at=ago(age))}
         assert stops(situation(loads=busy, waiting=held(g6e=7))) == moved, age
+
+
+def test_a_dry_queue_is_filled_only_by_what_no_other_takes() -> None:
+    many = [shard(number) for number in range(40)]
+    decisions = plan(situation(loads=DRY, shards=many, waiting=held(g6e=5), page_full=True), NOW)
+    began = [(d.queue, s.shard) for d in decisions if isinstance(d, StartAttempts) for s in d.shards]
+    assert Counter(queue for queue, _ in began) == {"g6": 10, "g5": 10, "ondemand": 10, "g6e": 5}
+    assert min(number for queue, number in began if queue == "g6e") == 30, "the most urgent go where they start"
+    assert [d for d in decisions if isinstance(d, StopUnstarted)] == []
+    # The end is near: only the canary stays.
+    assert stops(situation(loads=DRY, shards=many, waiting=held(g6e=5))) == {"g6e": 3}
+
+
+def test_a_request_that_has_nothing_else_to_place_does_not_wait_in_a_dry_queue() -> None:
+    of = {"r-1": request(), "r-2": request(id="r-2")}
+    waiting = [*held(g6e=3), Waiting(queue="g6e", request_id="r-2", attempts=2)]
+    seen = situation(loads=DRY, requests=of, shards=[shard(n) for n in range(40)], waiting=waiting, page_full=True)
+    assert [(d.request_id, d.attempts) for d in plan(seen, NOW) if isinstance(d, StopUnstarted)] == [("r-2", 2)]
+
+
+def test_canaries_stay_behind_a_backlog_at_the_end_too() -> None:
+    """What is left waits in a busy queue: nobody but the canary can tell that another has capacity again."""
+    busy = load("g6", running=10, queued=5, oldest_queued_at=ago(100))
+    states = {"g6e": OPEN, **{name: QueueState(name=name, paused=True) for name in ("g5", "ondemand")}}
+    assert stops(situation(loads={**DRY, "g6": busy}, states=states, waiting=held(g6e=5, g6=5))) == {"g6e": 3}
+    few = replace(busy, queued=1)
+    assert stops(situation(loads={**DRY, "g6": few}, states=states, waiting=held(g6e=5, g6=1))) == {"g6e": 5}
 
 
 def test_nothing_goes_back_while_everything_is_dry() -> None:
