@@ -96,7 +96,6 @@ shards = Table(
     Column("attempt_id", Text, comment="the live attempt, if any"),
     Column("last_outcome", Text),
     Column("last_queue", Text),
-    Column("avoid_queue", Text, comment="the next run goes elsewhere if it can"),
     Column("isolate", JSONB, nullable=False, server_default=text("'[]'::jsonb"), comment="chunks"),
     Column("poison", JSONB, nullable=False, server_default=text("'[]'::jsonb"), comment="ordinals"),
     Column("marker_digest", Text),
@@ -105,6 +104,7 @@ shards = Table(
     Column("bad", Integer),
     Column("statuses", JSONB(none_as_null=True)),
     Column("indexed_digest", Text, comment="marker digest in the index's ledger"),
+    Column("avoid_queue", Text, comment="the next run goes elsewhere if it can"),
     _one_of("state", ShardState),
     Index("shards_by_state", "request_id", "state", "shard"),
     Index(
