@@ -211,7 +211,9 @@ class Requests(Protocol):
         """False when the id exists."""
         ...
 
-    async def get(self, request_id: str) -> Request | None: ...
+    async def get(self, request_id: str, *, lock: bool = False) -> Request | None:
+        """`lock`: no other transaction changes it before this one ends."""
+        ...
 
     async def of_ids(self, request_ids: Collection[str]) -> Mapping[str, Request]:
         """Those that there are, by id."""

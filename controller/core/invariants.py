@@ -1,6 +1,6 @@
 """The invariants that hold in the control database at any moment, as functions from rows to violations.
 
-For tests. I1, I3, I9 and I10 are about more than one moment, and I5, I6 and I11 also need S3 or Batch: what is not
+For tests. I1, I3 and I9 are about more than one moment, and I5, I6 and I11 also need S3 or Batch: what is not
 seen here is checked where it happens, above all in tests/e2e.
 """
 
@@ -12,6 +12,9 @@ from datetime import datetime, timedelta
 
 from controller.core.records import Attempt, Job, Request, Shard
 from schema.states import ATTEMPT_LIVE, OUTCOME_RULES, AttemptState, JobState, RequestState, ShardState
+
+#: Only these requests may have shards that are pending or assigned: all others would leave them so for ever.
+_AT_WORK = {RequestState.PREPARING, RequestState.RUNNING, RequestState.CANCELLING}
 
 
 def i2_one_live_attempt(attempts: Iterable[Attempt]) -> list[str]:
@@ -69,6 +72,30 @@ def i8_budgets(attempts: Sequence[Attempt]) -> list[str]:
     return found
 
 
+def i10_nothing_left_behind(
+    requests: Iterable[Request], shards: Iterable[Shard], attempts: Iterable[Attempt], jobs: Iterable[Job]
+) -> list[str]:
+    """No work waits in a request that nobody takes up, and nothing of a cancelled one is alive."""
+    states = {request.id: request.state for request in requests}
+    cancelled = {name for name, state in states.items() if state is RequestState.CANCELLED}
+    found = [
+        f"I10: shard {s.request_id}/{s.shard} is {s.state} in a request that is {states[s.request_id]}"
+        for s in shards
+        if s.state in (ShardState.PENDING, ShardState.ASSIGNED)
+        and states.get(s.request_id, RequestState.RUNNING) not in _AT_WORK
+    ]
+    found += [
+        f"I10: attempt {a.id} of a cancelled request is {a.state}"
+        for a in attempts
+        if a.request_id in cancelled and a.state in ATTEMPT_LIVE
+    ]
+    return found + [
+        f"I10: job {job.id} of a cancelled request is {job.state}"
+        for job in jobs
+        if job.request_id in cancelled and job.state is not JobState.CLOSED
+    ]
+
+
 def i11_counts(request: Request, shards: Iterable[Shard]) -> list[str]:
     """A succeeded request's shards add up to its assets; gaps only where failures were accepted."""
     if request.state is not RequestState.SUCCEEDED:
@@ -89,6 +116,7 @@ def check(
     """Every violation in one snapshot; empty is good."""
     found = i2_one_live_attempt(attempts) + i4_current_attempt(shards, attempts) + i5_marker_recorded(shards)
     found += i6_every_attempt_has_a_job(attempts, jobs) + i8_budgets(attempts)
+    found += i10_nothing_left_behind(requests, shards, attempts, jobs)
     for request in requests:
         found += i11_counts(request, shards)
     return found

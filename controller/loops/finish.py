@@ -43,6 +43,10 @@ class Finish:
             return await self._cancel(tx, request, now)
         if request.state is RequestState.FINISHING:
             return await self._succeed(tx, request, now)
+        # Locked before the shards are counted: an operator's requeue changes them under the same lock.
+        current = await tx.requests.get(request.id, lock=True)
+        if current is None or current.state is not RequestState.RUNNING:
+            return False
         counts = await tx.shards.counts(request.id)
         if counts[ShardState.PENDING] or counts[ShardState.ASSIGNED]:
             return False

@@ -20,6 +20,8 @@ from controller.ports import Transaction
 from schema.messages import MessageType
 from schema.states import AttemptState, JobKind, Outcome, RequestState, ShardState
 
+_WATCHED = (RequestState.RUNNING, RequestState.FINISHING)
+
 
 class IndexLoop:
     name = "index"
@@ -33,14 +35,15 @@ class IndexLoop:
         if await self._leadership.hold(now) is None:
             return Step.IDLE
         async with context.store.transaction() as tx:
-            requests = await tx.requests.in_states(
-                [RequestState.RUNNING, RequestState.FINISHING], context.settings.loops.page
-            )
+            requests = await tx.requests.in_states(_WATCHED, context.settings.loops.page)
         started = 0
         for request in requests:
             async with context.store.transaction() as tx:
                 await self._leadership.fence(tx)
-                started += await self._advance(tx, request, now)
+                # Again, and locked: a job written after the last one was counted would outlive a cancelled request.
+                current = await tx.requests.get(request.id, lock=True)
+                if current is not None and current.state in _WATCHED:
+                    started += await self._advance(tx, current, now)
         return Step.BUSY if started else Step.IDLE
 
     async def _advance(self, tx: Transaction, request: Request, now: datetime) -> bool:

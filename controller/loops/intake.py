@@ -53,7 +53,7 @@ class Intake:
         if isinstance(fact, Submit):
             return await self._submit(tx, fact, now)
         tenant, key = fact.message.tenant, fact.message.idempotency_key
-        request = await tx.requests.get(fact.request_id)
+        request = await tx.requests.get(fact.request_id, lock=True)
         if request is None:
             return unknown_request(tenant, key, fact.origin)
         if isinstance(fact, Cancel):

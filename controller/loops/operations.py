@@ -39,7 +39,8 @@ class Operations:
         return Step.BUSY if orders else Step.IDLE
 
     async def _carry_out(self, tx: Transaction, order: Operation, now: datetime) -> None:
-        request = await tx.requests.get(order.request_id)
+        # Locked: what finishes a request has either seen the shards that are pending again, or waits and will.
+        request = await tx.requests.get(order.request_id, lock=True)
         assert request is not None
         if order.kind is OperationKind.REQUEUE_SHARDS:
             moved, skipped = await self._requeue(tx, order, request, now)

@@ -79,6 +79,8 @@ class PlanLoop:
         """No plan yet: wait for the running job, start another when its back-off is over, or give up."""
         context = self._context
         async with context.store.transaction() as tx:
+            if not await self._still_preparing(tx, request):
+                return False
             every = await tx.attempts.of_kind(request.id, JobKind.PREPARE)
             history = transitions.since_reopened(request, every)
             if any(attempt.state is not AttemptState.ENDED for attempt in every):
@@ -93,6 +95,11 @@ class PlanLoop:
                 return False
             await self._write_job(tx, request, now)
         return True
+
+    async def _still_preparing(self, tx: Transaction, request: Request) -> bool:
+        """Read again, and locked: what is written beside a cancellation that has counted already would outlive it."""
+        current = await tx.requests.get(request.id, lock=True)
+        return current is not None and current.state is RequestState.PREPARING
 
     async def _publish(self, request: Request, plan: Plan, now: datetime) -> bool:
         """preparing → running. Rows first, in short transactions; the state last."""
@@ -123,6 +130,8 @@ class PlanLoop:
         ]
         for start in range(0, len(rows), ROWS):
             async with context.store.transaction() as tx:
+                if not await self._still_preparing(tx, request):
+                    return False
                 await tx.shards.insert_many(rows[start : start + ROWS])
         change = transitions.moved(
             request,

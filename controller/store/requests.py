@@ -24,6 +24,8 @@ SHAPE = Shape(Request, requests, state=RequestState)
 INSERT = insert(requests).on_conflict_do_nothing()
 #: One request.
 GET = select(*SHAPE.columns).where(requests.c.id == text("id"))
+#: The same, and nobody else changes it until this transaction ends; its jobs and attempts can still be inserted.
+GET_LOCKED = GET.with_for_update(key_share=True)
 #: Requests with these ids.
 OF_IDS = select(*SHAPE.columns).where(among(requests.c.id, "ids")).order_by(requests.c.id)
 #: Requests in some states that nobody works on, the most urgent first.
@@ -61,8 +63,8 @@ class SqlRequests:
     async def insert(self, request: Request) -> bool:
         return await self._connection.changed(INSERT, **SHAPE.write(request)) == 1
 
-    async def get(self, request_id: str) -> Request | None:
-        return SHAPE.read_one(await self._connection.row(GET, id=request_id))
+    async def get(self, request_id: str, *, lock: bool = False) -> Request | None:
+        return SHAPE.read_one(await self._connection.row(GET_LOCKED if lock else GET, id=request_id))
 
     async def of_ids(self, request_ids: Collection[str]) -> Mapping[str, Request]:
         rows = await self._connection.rows(OF_IDS, ids=sorted(request_ids))

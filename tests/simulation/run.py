@@ -24,7 +24,7 @@ from controller.ports import Fenced, PortError
 from controller.settings import Settings
 from controller.store.store import PostgresStore
 from schema.messages import MessageType, RequestCancel, RequestSubmit, encode
-from schema.states import REQUEST_TERMINAL, AttemptState, JobState, RequestState
+from schema.states import REQUEST_TERMINAL, AttemptState, JobState, RequestState, ShardState
 from tests.simulation.batch import Child, SimBatch, Worker
 from tests.simulation.checks import Checker
 from tests.simulation.coverage import Covered
@@ -289,29 +289,35 @@ class Simulation:
         while True:
             await self.scheduler.sleep(15.0)
             for request in list(self.checker.requests.values()):
-                kind = None if self._ordered(request.id) else self._order_for(request)
-                if kind is None:
+                if self._ordered(request.id):
                     continue
-                order = Operation(
-                    id=SimEntropy(self.scheduler).new_id("o"),
-                    kind=kind,
-                    request_id=request.id,
-                    selector={},
-                    actor="on-call",
-                    reason="what failed",
-                    created_at=self.scheduler.now(),
-                )
-                async with self.store.transaction() as tx:
-                    await tx.operations.insert(order)
+                for kind in self._orders_for(request):
+                    order = Operation(
+                        id=SimEntropy(self.scheduler).new_id("o"),
+                        kind=kind,
+                        request_id=request.id,
+                        selector={},
+                        actor="on-call",
+                        reason="what failed",
+                        created_at=self.scheduler.now(),
+                    )
+                    async with self.store.transaction() as tx:
+                        await tx.operations.insert(order)
 
-    def _order_for(self, request: Request) -> OperationKind | None:
+    def _orders_for(self, request: Request) -> list[OperationKind]:
+        """One order, or two by people who do not know of each other; some requeue while the rest still runs."""
         dice = self.scheduler.dice
         if request.state is RequestState.ATTENTION:
-            return dice.choices(list(ORDERS), list(ORDERS.values()))[0]
+            return dice.choices(list(ORDERS), list(ORDERS.values()), k=2 if dice.random() < 0.3 else 1)
+        failed = any(
+            shard.state is ShardState.FAILED for shard in self.checker.shards.values() if shard.request_id == request.id
+        )
+        if request.state is RequestState.RUNNING and failed and dice.random() < 0.3:
+            return [OperationKind.REQUEUE_SHARDS]
         if request.state is RequestState.FAILED and request.id not in self._asked and dice.random() < 0.5:
             self._asked.add(request.id)
-            return OperationKind.REQUEUE_SHARDS
-        return None
+            return [OperationKind.REQUEUE_SHARDS]
+        return []
 
     def _ordered(self, request_id: str) -> bool:
         return any(o.request_id == request_id and o.state == "pending" for o in self.checker.operations.values())

@@ -24,6 +24,11 @@ OVER_CAP = (OUTCOME_RULES[Outcome.LOST].cap or 0) + 2
 LOST = [attempt(n, shard=0, **ENDED | {"outcome": Outcome.LOST}) for n in range(10, 10 + OVER_CAP)]
 SUCCEEDED = {"state": RequestState.SUCCEEDED, "shards": 2}
 FAILED = shard(0, state=ShardState.FAILED)
+CANCELLED: dict[str, list[Any]] = {
+    "requests": [request(state=RequestState.CANCELLED)],
+    "shards": [DONE],
+    "attempts": [],
+}
 
 
 def test_nothing_is_wrong_with_a_healthy_database() -> None:
@@ -42,6 +47,9 @@ def test_nothing_is_wrong_with_a_healthy_database() -> None:
         pytest.param("I6", {"jobs": []}, id="attempts without a job"),
         pytest.param("I6", {"jobs": [job(state=JobState.CLOSED)]}, id="a closed job with a live attempt"),
         pytest.param("I8", {"attempts": [attempt(0), *LOST]}, id="more attempts than the cap"),
+        pytest.param("I10", {"requests": [request(state=RequestState.ATTENTION)]}, id="work in a request that waits"),
+        pytest.param("I10", CANCELLED | {"attempts": [attempt(0, shard=None)]}, id="an attempt outlives its request"),
+        pytest.param("I10", CANCELLED, id="a job outlives its request"),
         pytest.param("I11", {"requests": [request(**SUCCEEDED)], "shards": [FAILED, DONE]}, id="a gap nobody accepted"),
         pytest.param("I11", {"requests": [request(**SUCCEEDED, assets=81)], "shards": [DONE]}, id="an asset too few"),
     ],
