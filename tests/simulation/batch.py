@@ -20,6 +20,7 @@ from tests.simulation.scheduler import Scheduler
 NO_CAPACITY = "CAPACITY:INSUFFICIENT_INSTANCE_CAPACITY - no instance of this kind"
 Worker = Generator[float, None, int]
 SECONDS_TO_START = 4.0
+SECONDS_TO_STOP = 10.0
 SECONDS_OF_SIGTERM = 5.0
 BLOCKED_AFTER_SECONDS = 20.0
 
@@ -134,20 +135,28 @@ class SimBatch:
 
     async def cancel(self, batch_job_id: str, reason: str) -> None:
         await self._failing("cancel", batch_job_id)
-        for child in self._meant(batch_job_id):
-            if child.status == "RUNNABLE":
-                child.cancelled = True
-                self._end(child, reason, None)
+        self._a_while_later(lambda: [self._cancel(child, reason) for child in self._meant(batch_job_id)])
 
     async def terminate(self, batch_job_id: str, reason: str) -> None:
         await self._failing("terminate", batch_job_id)
-        for child in self._meant(batch_job_id):
-            if child.status == "RUNNABLE":
-                child.cancelled = True
-                self._end(child, reason, None)
-            elif child.alive:
-                child.sigterm, child.reason = True, reason
-                self._scheduler.later(SECONDS_OF_SIGTERM, lambda child=child: self.kill(child, child.reason, 137))
+        self._a_while_later(lambda: [self._terminate(child, reason) for child in self._meant(batch_job_id)])
+
+    def _a_while_later(self, stop: Callable[[], object]) -> None:
+        """The answer is 200 before anything has stopped."""
+        self._scheduler.later(self._scheduler.dice.uniform(0, SECONDS_TO_STOP), stop)
+
+    def _cancel(self, child: Child, reason: str) -> None:
+        if child.status == "RUNNABLE":
+            child.cancelled = True
+            self._end(child, reason, None)
+
+    def _terminate(self, child: Child, reason: str) -> None:
+        self._cancel(child, reason)
+        if child.status == "STARTING":
+            self._end(child, reason, None)
+        elif child.alive:
+            child.sigterm, child.reason = True, reason
+            self._scheduler.later(SECONDS_OF_SIGTERM, lambda: self.kill(child, child.reason, 137))
 
     # -- what happens to jobs ----------------------------------------------------------------------------
 
@@ -174,6 +183,10 @@ class SimBatch:
         child.worker = None
         child.container_reason = container
         self._end(child, reason, exit_code)
+
+    def cut_off(self, child: Child, reason: str) -> None:
+        """Batch gives the host up, and the container goes on: it can still reach S3 and SQS."""
+        self._end(child, reason, None)
 
     def forget(self, job: SimJob) -> None:
         job.forgotten = True

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tests.simulation.database import AFTER, BEFORE
-from tests.simulation.scheduler import CRASH, Actor
+from tests.simulation.scheduler import CRASH, Actor, Process
 
 if TYPE_CHECKING:
     from tests.simulation.run import Simulation
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 #: From when on there are faults, when the first jobs are likely to run, and when all faults stop.
 BEGIN_SECONDS, BUSY_SECONDS, END_SECONDS = 2.0, 40.0, 150.0
 FAULTS = (14, 22)
+#: The fault after which a process sleeps: the call is made, and what follows it comes late.
+PAUSE = "pause"
 HOST = "Host EC2 (instance i-0abc) terminated."
 
 
@@ -39,7 +41,7 @@ class Faults:
     simulation: Simulation
     fired: Counter[str] = field(default_factory=Counter)
     last_fired: dict[str, float] = field(default_factory=dict)
-    _armed: list[Armed] = field(default_factory=list)
+    armed: list[Armed] = field(default_factory=list)
 
     def plan(self) -> None:
         """Draw the seed's faults and set their times."""
@@ -48,8 +50,10 @@ class Faults:
         chosen = dice.sample(kinds, min(len(kinds), dice.randint(*FAULTS)))
         chosen += ["controller crash"] * dice.randint(1, 4)
         for kind in chosen:
-            since = BEGIN_SECONDS if dice.random() < 0.25 else BUSY_SECONDS
-            scheduler.later(dice.uniform(since, END_SECONDS * 0.9), lambda kind=kind: self._begin(kind))
+            since, until = BEGIN_SECONDS if dice.random() < 0.25 else BUSY_SECONDS, END_SECONDS * 0.9
+            if kind in EARLY:
+                since, until = 0.0, BEGIN_SECONDS
+            scheduler.later(dice.uniform(since, until), lambda kind=kind: self._begin(kind))
         scheduler.later(END_SECONDS, self._end)
 
     def fire(self, kind: str) -> None:
@@ -60,7 +64,7 @@ class Faults:
         """What to do wrong at a gate."""
         if actor.loop == "operator":
             return None
-        for armed in self._armed:
+        for armed in self.armed:
             if (
                 armed.left > 0
                 and armed.matches(actor, point)
@@ -68,18 +72,23 @@ class Faults:
             ):
                 armed.left -= 1
                 self.fire(armed.kind)
-                return armed.fault
+                if armed.fault != PAUSE:
+                    return armed.fault
+                self.pause(actor.process)
         return None
 
     def arm(self, kind: str, fault: str, prefix: str, *, left: int = 1, chance: float = 1.0) -> None:
-        self._armed.append(Armed(kind, lambda _actor, point: point.startswith(prefix), fault, left, chance))
+        self.armed.append(Armed(kind, lambda _actor, point: point.startswith(prefix), fault, left, chance))
+
+    def pause(self, process: Process) -> None:
+        process.frozen_until = self.simulation.scheduler.time + self.simulation.scheduler.dice.uniform(10, 60)
 
     def _begin(self, kind: str) -> None:
         self.simulation.scheduler.note(f"FAULT {kind}")
         KINDS[kind](self)
 
     def _end(self) -> None:
-        self._armed.clear()
+        self.armed.clear()
         self.simulation.calm()
         self.simulation.scheduler.note("FAULTS END")
 
@@ -101,14 +110,25 @@ def _freeze(faults: Faults) -> None:
     living = simulation.living()
     if not living:
         return
-    process = simulation.scheduler.dice.choice(living)
-    process.frozen_until = simulation.scheduler.time + simulation.scheduler.dice.uniform(10, 60)
+    faults.pause(simulation.scheduler.dice.choice(living))
     faults.fire("controller paused")
+
+
+def _freeze_dispatch(faults: Faults) -> None:
+    """Whoever leads sleeps in the middle of it, and wakes when another may lead."""
+    faults.armed.append(Armed("leader paused", lambda actor, _point: actor.loop == "dispatch", PAUSE, 2, 0.1))
 
 
 def _another(faults: Faults) -> None:
     faults.simulation.start_controller()
     faults.fire("another controller")
+
+
+def _postpone(faults: Faults) -> None:
+    def matches(actor: Actor, point: str) -> bool:
+        return actor.loop == "intake" and point.startswith("sql ")
+
+    faults.armed.append(Armed("requests postponed", matches, BEFORE, left=6, chance=0.3))
 
 
 def _gates(kind: str, fault: str, prefix: str, left: int, chance: float = 1.0) -> Callable[[Faults], None]:
@@ -121,6 +141,14 @@ def _spot_storm(faults: Faults) -> None:
         if child.job.spec.queue != "cpu" and simulation.scheduler.dice.random() < 0.7:
             simulation.batch.kill(child, HOST, None)
             faults.fire("spot storm")
+
+
+def _cut_off(faults: Faults) -> None:
+    simulation = faults.simulation
+    for child in simulation.batch.running():
+        if child.job.spec.queue != "cpu" and simulation.scheduler.dice.random() < 0.5:
+            simulation.batch.cut_off(child, HOST)
+            faults.fire("hosts cut off")
 
 
 def _dry(faults: Faults) -> None:
@@ -180,11 +208,14 @@ def _queue(kind: str, queue: str, name: str, value: float) -> Callable[[Faults],
     return _for_a_while(kind, _attribute(lambda simulation: getattr(simulation, queue), name, value))
 
 
+#: What concerns requests as they come in.
+EARLY = {"requests postponed"}
 KINDS: dict[str, Callable[[Faults], None]] = {
     "controller crash": _crash,
     "controller crash in SubmitJob": _crash_in_submit,
     "controller crash at a commit": _crash_at_commit,
     "controller paused": _freeze,
+    "leader paused": _freeze_dispatch,
     "another controller": _another,
     "SubmitJob answer lost": _gates("SubmitJob answer lost", "answer lost", "batch submit", 2),
     "SubmitJob not sent": _gates("SubmitJob not sent", "not sent", "batch submit", 2),
@@ -194,10 +225,12 @@ KINDS: dict[str, Callable[[Faults], None]] = {
     "S3 500": _gates("S3 500", "500", "s3 ", 5),
     "SQS 503": _gates("SQS 503", "503", "sqs ", 12),
     "Postgres connection lost": _gates("Postgres connection lost", BEFORE, "sql ", 8, 0.3),
+    "requests postponed": _postpone,
     "commit answer lost": _gates("commit answer lost", AFTER, "sql commit", 4, 0.3),
     "ListJobs lags": _for_a_while("ListJobs lags", _attribute(lambda s: s.batch, "list_lag_seconds", 90.0)),
     "jobs age out": _for_a_while("jobs age out", _attribute(lambda s: s.batch, "oblivion_seconds", 0.5)),
     "spot storm": _spot_storm,
+    "hosts cut off": _cut_off,
     "dry spell": _dry,
     "another dry spell": _dry,
     "container killed": _kill_one,

@@ -236,9 +236,8 @@ def _infer(world: World, voice: Voice, assignment: InferAssignment, entry: Entry
     try:
         commits.check_not_void(client, child.job.spec.assignment_uri)
         chunks = [found[number] for number in range(entry.chunks)]
-        if world.chance(world.habits.bad_marker, "marker that names a partial chunk"):
-            broken = _store(world, output, entry, 0, [], partial=True)
-            chunks[0] = broken
+        if world.chance(world.habits.bad_marker, "marker that names what is not there"):
+            chunks[0] = _not_there(world, output, entry, chunks[0])
         marker = CommitMarker(
             request_id=assignment.request_id,
             shard=entry.shard,
@@ -282,6 +281,13 @@ def _store(
     described = _describe(entry.shard, number, body)
     world.objects.write(output.join(described.key), body)
     return described
+
+
+def _not_there(world: World, output: Location, entry: Entry, chunk: CommittedChunk) -> CommittedChunk:
+    """A chunk that no marker may name: a partial one, or one of another size than the object has."""
+    if world.scheduler.dice.random() < 0.5:
+        return _store(world, output, entry, chunk.chunk, [], partial=True)
+    return chunk.model_copy(update={"bytes": chunk.bytes + 1})
 
 
 def _describe(shard: int, number: int, body: bytes) -> CommittedChunk:
