@@ -11,9 +11,11 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from controller.core import transitions
+from controller.core.admission import request_id
 from controller.core.records import Operation, OperationKind, Request
 from controller.ports import Store, Transaction
 from schema.layout import plan_key
+from schema.messages import MessageType, RequestCancel, encode
 from schema.plan import Plan, PlannedShard
 from schema.states import JobKind, RequestState, ShardState
 from tests import builders
@@ -63,15 +65,15 @@ async def step_beside(site: Site, loop: str, number: int, work: Work) -> None:
     await overlapped.other
 
 
-async def locked(tx: Transaction) -> Request:
-    request = await tx.requests.get("r-1", lock=True)
+async def locked(tx: Transaction, name: str = "r-1") -> Request:
+    request = await tx.requests.get(name, lock=True)
     assert request is not None
     return request
 
 
-async def move(tx: Transaction, *states: RequestState) -> None:
+async def move(tx: Transaction, *states: RequestState, name: str = "r-1") -> None:
     for state in states:
-        assert await tx.requests.apply(transitions.moved(await locked(tx), state, NOW))
+        assert await tx.requests.apply(transitions.moved(await locked(tx, name), state, NOW))
 
 
 async def cancel(tx: Transaction) -> None:
@@ -106,6 +108,15 @@ async def test_a_requeue_opens_a_request_that_has_just_come_to_need_attention(si
     await step_beside(site, "operations", 3, lambda tx: move(tx, RequestState.ATTENTION))
     assert await site.states() == {ShardState.PENDING: 1}
     assert (await site.request()).state is RequestState.RUNNING
+
+
+async def test_a_step_of_a_loop_in_between_does_not_lose_a_cancel(site: Site) -> None:
+    asked = RequestCancel(tenant="stock", idempotency_key="k", reason="wrong model")
+    name = request_id(asked.tenant, asked.idempotency_key)
+    await fill(site.store, builders.request(id=name, state=RequestState.ACCEPTED, output_uri=None))
+    site.requests.put(encode(MessageType.REQUEST_CANCEL, asked, event_id="e-1", source="upstream", time=NOW))
+    await step_beside(site, "intake", 1, lambda tx: move(tx, RequestState.PREPARING, name=name))
+    assert (await site.request(name)).state is RequestState.CANCELLING
 
 
 async def test_no_index_job_is_written_for_a_request_that_was_just_cancelled(site: Site) -> None:

@@ -140,6 +140,10 @@ class Checker:
 
     def _ended(self, attempt: Attempt) -> None:
         child = self.world.begun.get(attempt.id)
+        if attempt.outcome is Outcome.NO_CAPACITY and attempt.started_at is not None:
+            self.fail(f"attempt {attempt.id} had started, and ended as {attempt.outcome}")
+        if attempt.outcome is Outcome.LOST and child is not None and not child.job.forgotten:
+            self.fail(f"I2: attempt {attempt.id} is given up as {attempt.outcome}, and Batch has it {child.status}")
         if attempt.outcome in WITHOUT_EVIDENCE:
             return
         mine = [c for c in self.batch.children() if c.job.spec.name == self.jobs[attempt.job_id].name]

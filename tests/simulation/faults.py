@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from tests.simulation.database import AFTER, BEFORE
 from tests.simulation.scheduler import CRASH, Actor, Process
+from tests.simulation.settings import CAPACITY
 
 if TYPE_CHECKING:
     from tests.simulation.run import Simulation
@@ -50,9 +51,8 @@ class Faults:
         chosen = dice.sample(kinds, min(len(kinds), dice.randint(*FAULTS)))
         chosen += ["controller crash"] * dice.randint(1, 4)
         for kind in chosen:
-            since, until = BEGIN_SECONDS if dice.random() < 0.25 else BUSY_SECONDS, END_SECONDS * 0.9
-            if kind in EARLY:
-                since, until = 0.0, BEGIN_SECONDS
+            anywhen = (BEGIN_SECONDS if dice.random() < 0.25 else BUSY_SECONDS, END_SECONDS * 0.9)
+            since, until = EARLY.get(kind, anywhen)
             scheduler.later(dice.uniform(since, until), lambda kind=kind: self._begin(kind))
         scheduler.later(END_SECONDS, self._end)
 
@@ -99,6 +99,10 @@ def _crash(faults: Faults) -> None:
 
 def _crash_in_submit(faults: Faults) -> None:
     faults.arm("controller crash", CRASH, "batch submit")
+
+
+def _crash_in_plan(faults: Faults) -> None:
+    faults.armed.append(Armed("controller crash", lambda actor, _point: actor.loop == "plan", CRASH, 2, 0.15))
 
 
 def _crash_at_commit(faults: Faults) -> None:
@@ -154,10 +158,24 @@ def _cut_off(faults: Faults) -> None:
 def _dry(faults: Faults) -> None:
     simulation, capacity = faults.simulation, faults.simulation.batch.capacity
     dice = simulation.scheduler.dice
-    queue = dice.choice(["g6e", "g6", "g5", "ondemand"])
-    slots, capacity[queue] = capacity[queue], 0
+    queue = dice.choice(["g6e", "g6e", "g6", "g6", "g5", "ondemand"])
+    capacity[queue] = 0
     faults.fire("dry spell")
-    simulation.scheduler.later(dice.uniform(20, 120), lambda: capacity.__setitem__(queue, slots))
+    simulation.scheduler.later(dice.uniform(40, 160), lambda: capacity.__setitem__(queue, CAPACITY[queue]))
+
+
+def _deafen(faults: Faults) -> None:
+    """Nothing is heard of anything that runs, for longer than it takes to give it up."""
+    simulation = faults.simulation
+    refused = Armed("nothing heard", lambda _actor, point: point.startswith("batch describe"), "500", left=10_000)
+    faults.armed.append(refused)
+    simulation.events.dropped = simulation.reports.dropped = 1.0
+
+    def end() -> None:
+        refused.left = 0
+        simulation.events.dropped = simulation.reports.dropped = 0.0
+
+    simulation.scheduler.later(simulation.scheduler.dice.uniform(60, 130), end)
 
 
 def _kill_one(faults: Faults) -> None:
@@ -208,12 +226,19 @@ def _queue(kind: str, queue: str, name: str, value: float) -> Callable[[Faults],
     return _for_a_while(kind, _attribute(lambda simulation: getattr(simulation, queue), name, value))
 
 
-#: What concerns requests as they come in.
-EARLY = {"requests postponed"}
+#: What concerns requests as they come in, or jobs before they start: kind → from when to when it begins.
+EARLY = {
+    "requests postponed": (0.0, BEGIN_SECONDS),
+    "controller crash in a plan": (0.0, BUSY_SECONDS),
+    "dry spell": (0.0, 60.0),
+    "another dry spell": (0.0, 60.0),
+}
 KINDS: dict[str, Callable[[Faults], None]] = {
     "controller crash": _crash,
     "controller crash in SubmitJob": _crash_in_submit,
     "controller crash at a commit": _crash_at_commit,
+    "controller crash in a plan": _crash_in_plan,
+    "nothing heard": _deafen,
     "controller paused": _freeze,
     "leader paused": _freeze_dispatch,
     "another controller": _another,

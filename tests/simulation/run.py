@@ -106,8 +106,8 @@ class Simulation:
     def __init__(self, seed: int, server: Server) -> None:
         self.seed, self.server = seed, server
         self.scheduler = scheduler = Scheduler(seed)
-        # Some deployments forgive nothing: only there much needs an operator.
-        self.settings: Settings = simulated_settings(failures=1 if scheduler.dice.random() < 0.35 else 4)
+        # Some deployments forgive little: only there much needs an operator.
+        self.settings: Settings = simulated_settings(failures=scheduler.dice.choice([1, 2, 4, 4]))
         self.objects = Objects(scheduler)
         self.incoming, self.reports, self.events = (Queue(scheduler, n) for n in ("requests", "reports", "events"))
         self.status, self.rejects = Queue(scheduler, "status"), Queue(scheduler, "rejects")
@@ -276,11 +276,10 @@ class Simulation:
         if dice.random() < 0.5:
             place = (poisoned, dice.randrange(SHARDS[0]), dice.randrange(SHARD_ASSETS))
             self.world.habits.poison = frozenset({place})
-        if dice.random() < 0.4:
+        if dice.random() < 0.5:
             cancel = RequestCancel(tenant="stock", idempotency_key=f"request-{dice.randrange(len(SHARDS))}")
             body = encode(MessageType.REQUEST_CANCEL, cancel, event_id="cancel", source="upstream")
-            latest = 40 if dice.random() < 0.5 else 200
-            self.scheduler.later(dice.uniform(5, latest), lambda: send(body))
+            self.scheduler.later(dice.uniform(5, 120), lambda: send(body))
         self.scheduler.later(dice.uniform(0, 100), lambda: send("no JSON"))
 
     async def _operate(self) -> None:

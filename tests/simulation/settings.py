@@ -30,7 +30,7 @@ def simulated_settings(failures: int) -> Settings:
             "tenants": {"stock": {"inputs": ["s3://photos/"], "outputs": ["s3://embeddings/"]}},
             "placement": {
                 "array_max": 4,
-                "start_seconds": 40,
+                "start_seconds": 25,
                 "reason_dwell_seconds": 10,
                 "cooldown_seconds": 20,
                 "cooldown_max_seconds": 60,

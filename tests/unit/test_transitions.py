@@ -154,13 +154,6 @@ def test_too_late_to_cancel() -> None:
     assert transitions.cancel_asked(request(), "x", NOW) is not None
 
 
-def test_a_step_in_between_does_not_lose_a_cancel() -> None:
-    change = transitions.cancel_asked(request(state=RequestState.ACCEPTED), "x", NOW)
-    assert change is not None
-    assert change.expected >= {RequestState.ACCEPTED, RequestState.PREPARING, RequestState.RUNNING}
-    assert change.to is RequestState.CANCELLING
-
-
 def test_preparation_gives_up_at_once_on_a_configuration_error() -> None:
     ended = attempt(shard=None, state=AttemptState.ENDED, outcome=Outcome.CONFIG_ERROR, reason="no such bucket")
     reason = transitions.give_up_reason(ended.kind, [ended], NOW, LIMITS)
