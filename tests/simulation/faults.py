@@ -175,7 +175,7 @@ def _deafen(faults: Faults) -> None:
         refused.left = 0
         simulation.events.dropped = simulation.reports.dropped = 0.0
 
-    simulation.scheduler.later(simulation.scheduler.dice.uniform(60, 130), end)
+    simulation.scheduler.later(simulation.scheduler.dice.uniform(90, 130), end)
 
 
 def _kill_one(faults: Faults) -> None:
@@ -222,6 +222,12 @@ def _habit(name: str, share: float) -> Callable[[Faults], None]:
     return begin
 
 
+def _fail_in_every_way(faults: Faults) -> None:
+    """So that one shard's failures are of several kinds."""
+    for name in ("crash", "out_of_memory", "bad_marker"):
+        _habit(name, 0.25)(faults)
+
+
 def _queue(kind: str, queue: str, name: str, value: float) -> Callable[[Faults], None]:
     return _for_a_while(kind, _attribute(lambda simulation: getattr(simulation, queue), name, value))
 
@@ -230,6 +236,7 @@ def _queue(kind: str, queue: str, name: str, value: float) -> Callable[[Faults],
 EARLY = {
     "requests postponed": (0.0, BEGIN_SECONDS),
     "controller crash in a plan": (0.0, BUSY_SECONDS),
+    "nothing heard": (15.0, 45.0),
     "dry spell": (0.0, 60.0),
     "another dry spell": (0.0, 60.0),
 }
@@ -267,6 +274,7 @@ KINDS: dict[str, Callable[[Faults], None]] = {
     "containers crash": _habit("crash", 0.2),
     "containers are throttled": _habit("incomplete", 0.2),
     "containers out of memory": _habit("out_of_memory", 0.15),
+    "containers fail in every way": _fail_in_every_way,
     "hosts sick": _habit("host_sick", 0.3),
     "containers end without a word": _habit("silent_end", 0.4),
     "forged reports": _habit("forged", 0.2),
